@@ -1,0 +1,95 @@
+"""Which backend does a URL, a name or an environment variable stand for?"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from sqlalchemy import URL
+
+from memvault.database.transactions import Database
+from memvault.embedding.base import NO_EMBEDDER, Embedder
+from memvault.embedding.static import StaticEmbedder
+from memvault.errors import ConfigurationError
+from memvault.memory.chunk_table import CHUNKS
+from memvault.text import shown
+from memvault.vectors.base import VectorIndex
+from memvault.vectors.exact import ExactIndex
+
+DEFAULT_VECTORS = "chroma"
+DEFAULT_EMBEDDER = "static"
+PREFIX = "MEMVAULT_"
+
+_TEXT_SETTINGS = ("vectors", "embedder", "schema", "indexing")
+_NUMBER_SETTINGS = {"index_wait": float, "exact_limit": int}
+
+
+def build_index(vectors: str | VectorIndex, database: Database) -> VectorIndex:
+    """The index that a name or a URL stands for; not opened yet."""
+    if not isinstance(vectors, str):
+        if not isinstance(vectors, VectorIndex):
+            raise ConfigurationError(f"vectors must be a name, a URL or a VectorIndex, got {shown(vectors)}")
+        return vectors
+    if vectors == "exact":
+        return ExactIndex(database, CHUNKS)
+    if vectors == "chroma":
+        return _chroma(_folder_beside(database.engine.url), vectors)
+    parts = urlsplit(vectors)
+    if parts.scheme == "chroma":
+        folder = unquote(parts.netloc + parts.path)
+        if not folder:
+            raise ConfigurationError(f"vectors={vectors!r} names no folder; write chroma:///absolute/folder, or chroma")
+        return _chroma(Path(folder), vectors)
+    raise ConfigurationError(
+        f"vectors={vectors.split('@')[-1]!r} is no index of this version; there are chroma (a folder beside the "
+        "database), chroma:///absolute/folder, exact, or an object with VectorIndex's methods"
+    )
+
+
+def build_embedder(embedder: str | Embedder) -> Embedder | None:
+    """The embedder that a name stands for; None for "none", where the caller brings all vectors."""
+    if isinstance(embedder, str):
+        if embedder in ("static", StaticEmbedder.model):
+            return StaticEmbedder()
+        if embedder == NO_EMBEDDER:
+            return None
+        raise ConfigurationError(
+            f"embedder={embedder!r} is no embedder of this version; there are static, none, or an object with "
+            "Embedder's methods"
+        )
+    if not isinstance(embedder, Embedder):
+        raise ConfigurationError(f"embedder must be a name or an Embedder, got {shown(embedder)}")
+    return embedder
+
+
+def settings_from_env(environ: Mapping[str, str] = os.environ) -> dict[str, Any]:
+    """The arguments of `StorageLayer.open` that MEMVAULT_ variables give; raises where the database's URL is not."""
+    database_url = environ.get(f"{PREFIX}DATABASE_URL")
+    if not database_url:
+        raise ConfigurationError(f"{PREFIX}DATABASE_URL is not set; set it to a URL such as sqlite:///memvault.db")
+    settings: dict[str, Any] = {"database_url": database_url}
+    for name in _TEXT_SETTINGS:
+        if value := environ.get(PREFIX + name.upper()):
+            settings[name] = value
+    for name, kind in _NUMBER_SETTINGS.items():
+        if value := environ.get(PREFIX + name.upper()):
+            try:
+                settings[name] = kind(value)
+            except ValueError as exc:
+                raise ConfigurationError(f"{PREFIX}{name.upper()} must be a number, got {value!r}") from exc
+    return settings
+
+
+def _chroma(folder: Path, location: str) -> VectorIndex:
+    from memvault.vectors.chroma import ChromaIndex
+
+    return ChromaIndex(folder, location=location)
+
+
+def _folder_beside(url: URL) -> Path:
+    assert url.database is not None
+    database = Path(url.database).absolute()
+    return database.with_name(f"{database.name}.chroma")

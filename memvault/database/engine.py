@@ -1,0 +1,129 @@
+"""How is the engine made? The one place that picks the SQLite driver and sets what every connection needs."""
+
+from __future__ import annotations
+
+import importlib
+import sqlite3
+import time
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from sqlalchemy import URL, Connection, Engine, event, make_url
+from sqlalchemy import create_engine as sa_create_engine
+from sqlalchemy.exc import ArgumentError, NoSuchModuleError
+
+from memvault.errors import ConfigurationError
+from memvault.text import dump_json
+
+READ_ONLY = "memvault_read_only"
+"""Execution option of a connection whose transactions only read: on SQLite they begin DEFERRED, and wait for nobody."""
+
+BUSY_TIMEOUT_MS = 30_000
+WAL_RETRY_SECONDS = 30.0
+
+
+@cache
+def sqlite_driver() -> ModuleType:
+    """The SQLite library for everything in this process: two of them on one file would break each other's locks.
+
+    The standard library's, where it can load extensions; else pysqlite3, else sqlean.py, where installed; else the
+    standard library's all the same, which serves every index but sqlite-vec.
+    """
+    if hasattr(sqlite3.Connection, "enable_load_extension"):
+        return sqlite3
+    for name in ("pysqlite3", "sqlean"):
+        try:
+            return importlib.import_module(f"{name}.dbapi2")
+        except ImportError:
+            continue
+    return sqlite3
+
+
+def parse_url(url: str | URL) -> URL:
+    """A database URL that this version can open, or a ConfigurationError; the password is in no message."""
+    try:
+        parsed = make_url(url)
+    except (ArgumentError, ValueError) as exc:
+        # SQLAlchemy's message repeats the URL, password and all; so would the chained exception.
+        raise ConfigurationError("the database URL cannot be parsed; write it like sqlite:///memvault.db") from (
+            None if isinstance(url, str) and "@" in url else exc
+        )
+    if parsed.get_backend_name() != "sqlite":
+        raise ConfigurationError(
+            f"no database of kind {parsed.get_backend_name()!r}: this version stores on SQLite "
+            "(sqlite:///relative.db or sqlite:////absolute.db)"
+        )
+    if parsed.database in (None, "", ":memory:"):
+        raise ConfigurationError('an in-memory SQLite database is one connection\'s only; open ":memory:" instead')
+    return parsed
+
+
+def require_folder(url: URL) -> None:
+    """Raise ConfigurationError where the folder of a SQLite file does not exist: SQLite would not say which."""
+    assert url.database is not None
+    if not url.database.startswith("file:") and not (folder := Path(url.database).absolute().parent).is_dir():
+        raise ConfigurationError(f"the folder of the database does not exist: {folder}; make it first")
+
+
+def create_engine(url: str | URL, **options: Any) -> Engine:
+    """An engine as memvault needs it: driver, pragmas, explicit BEGIN, JSON, no values in error messages.
+
+    ``options`` go to `sqlalchemy.create_engine` and win over ours.
+    """
+    parsed = parse_url(url)
+    settings: dict[str, Any] = {
+        "hide_parameters": True,
+        "json_serializer": dump_json,
+        "module": sqlite_driver(),
+        **options,
+    }
+    try:
+        engine = sa_create_engine(parsed, **settings)
+    except (NoSuchModuleError, TypeError, ArgumentError) as exc:
+        raise ConfigurationError(f"the engine cannot be made: {exc}") from exc
+    listen(engine)
+    return engine
+
+
+def listen(engine: Engine) -> None:
+    """Give an engine what SQLite needs: once an engine, whoever made it."""
+    if engine.dialect.name == "sqlite" and not event.contains(engine, "begin", _begin):
+        event.listen(engine, "connect", _prepare)
+        event.listen(engine, "begin", _begin)
+
+
+def _prepare(dbapi_connection: Any, _record: object) -> None:
+    # The driver's legacy transaction control commits behind our back and lets two writers read before either writes.
+    dbapi_connection.isolation_level = None
+    cursor = dbapi_connection.cursor()
+    cursor.execute(f"PRAGMA busy_timeout = {BUSY_TIMEOUT_MS}")
+    _set_wal(cursor)
+    for pragma in (
+        "synchronous = NORMAL",
+        "foreign_keys = ON",
+        "secure_delete = ON",
+        "wal_autocheckpoint = 20000",
+    ):
+        cursor.execute(f"PRAGMA {pragma}")
+    cursor.close()
+
+
+def _set_wal(cursor: Any) -> None:
+    """Two connections that switch a fresh file at once: one is refused without the busy handler being asked."""
+    deadline = time.monotonic() + WAL_RETRY_SECONDS
+    while True:
+        try:
+            cursor.execute("PRAGMA journal_mode = WAL")
+        except sqlite_driver().OperationalError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.01)
+        else:
+            return
+
+
+def _begin(connection: Connection) -> None:
+    read_only = connection.get_execution_options().get(READ_ONLY, False)
+    connection.exec_driver_sql("BEGIN" if read_only else "BEGIN IMMEDIATE")

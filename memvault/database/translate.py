@@ -1,0 +1,35 @@
+"""How do the driver's errors become ours? The one boundary; errors of programmers pass unchanged."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from sqlalchemy import exc
+
+from memvault.errors import StorageError
+
+_RETRYABLE_SQLITE = ("locked", "busy")
+
+
+@contextmanager
+def database_errors() -> Iterator[None]:
+    """Raise what SQLAlchemy raises for the database's sake as StorageError, chained."""
+    try:
+        yield
+    except exc.TimeoutError as error:
+        raise StorageError(
+            "no database connection became free in time; raise engine_options pool_size, or look for transactions "
+            "that are left open",
+            retryable=True,
+        ) from error
+    except exc.IntegrityError as error:
+        raise StorageError(f"the database refused the change: {error.orig}") from error
+    except exc.DBAPIError as error:
+        reason = str(error.orig)
+        if "readonly" in reason.replace(" ", ""):
+            reason += " (may this process write the file and its folder?)"
+        raise StorageError(
+            f"the database failed: {reason}",
+            retryable=error.connection_invalidated or any(word in reason for word in _RETRYABLE_SQLITE),
+        ) from error

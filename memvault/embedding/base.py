@@ -1,0 +1,103 @@
+"""What must an embedder do, and what is a valid vector?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from memvault.errors import EmbeddingError, ValidationError
+from memvault.text import shown
+
+Matrix = NDArray[np.float32]
+"""Shape (n, dimension)."""
+
+Vector = NDArray[np.float32]
+"""Shape (dimension,)."""
+
+NO_EMBEDDER = "none"
+"""The model's name in a vault whose vectors all come from the caller."""
+
+
+@runtime_checkable
+class Embedder(Protocol):
+    """Turns texts into vectors of one dimension, the same text always into the same vector.
+
+    ``model`` names the model and everything that changes its vectors; a vault remembers it and refuses another.
+    Both methods take any number of texts, each obeying the text policy, and return float32 of shape
+    (len(texts), dimension), finite and of unit norm; they may be called by several threads at once. They raise
+    whatever they like: the caller sees an EmbeddingError, and nothing is stored. `embed_queries` differs from
+    `embed_documents` only in models that were trained so.
+    """
+
+    @property
+    def model(self) -> str: ...
+
+    @property
+    def dimension(self) -> int: ...
+
+    def embed_documents(self, texts: Sequence[str]) -> Matrix: ...
+
+    def embed_queries(self, texts: Sequence[str]) -> Matrix: ...
+
+
+def embed_checked(embed: Callable[[Sequence[str]], Matrix], texts: Sequence[str], embedder: Embedder) -> Matrix:
+    """Call an embedder and hold its answer against the protocol; rows come back at unit norm.
+
+    Raises EmbeddingError, chained to what the embedder raised, if anything.
+    """
+    try:
+        answer: Any = embed(texts)
+    except Exception as exc:
+        # A foreign model may raise anything at all; whatever it was, it is chained.
+        reason = f"{type(exc).__name__}: {str(exc)[:200]}"
+        raise EmbeddingError(f"the embedder {embedder.model!r} failed: {reason}") from exc
+    try:
+        matrix = _numbers(answer)
+    except (TypeError, ValueError, OverflowError) as exc:
+        raise EmbeddingError(f"the embedder {embedder.model!r} answered what is no array of numbers") from exc
+    expected = (len(texts), embedder.dimension)
+    if matrix.shape != expected:
+        raise EmbeddingError(f"the embedder {embedder.model!r} answered shape {matrix.shape}, expected {expected}")
+    largest = np.abs(matrix).max(axis=1)
+    if not (np.isfinite(largest).all() and (largest > 0).all()):
+        raise EmbeddingError(f"the embedder {embedder.model!r} answered a vector that is not finite, or all zero")
+    return _unit_rows(matrix / largest[:, None])
+
+
+def check_vector(value: object, argument: str, dimension: int | None) -> Vector:
+    """The caller's vector as float32 of unit norm: only its direction counts, similarity being the cosine.
+
+    ``dimension`` None: any. Raises ValidationError where it is not a flat sequence of finite numbers, not all zero.
+    """
+    try:
+        vector = _numbers(value)
+    except (TypeError, ValueError, OverflowError) as exc:
+        raise ValidationError(f"{argument} must be a sequence of numbers, got {shown(value)}") from exc
+    if vector.ndim != 1 or vector.size == 0:
+        raise ValidationError(f"{argument} must be one flat, non-empty sequence, got shape {vector.shape}")
+    if dimension is not None and vector.size != dimension:
+        raise ValidationError(f"{argument} must have the vault's dimension {dimension}, got {vector.size}")
+    if not np.isfinite(vector).all():
+        raise ValidationError(f"{argument} must be finite, got {shown(vector.tolist())}")
+    largest = np.abs(vector).max()
+    if largest == 0:
+        raise ValidationError(f"{argument} must not be all zero: it has no direction")
+    unit: Vector = _unit_rows((vector / largest)[None])[0]
+    return unit
+
+
+def _unit_rows(matrix: NDArray[np.float64]) -> Matrix:
+    """The rows at unit norm. Their largest elements are 1, so that no norm overflows or vanishes."""
+    unit: Matrix = (matrix / np.linalg.norm(matrix, axis=1, keepdims=True)).astype(np.float32)
+    return unit
+
+
+def _numbers(value: object) -> NDArray[np.float64]:
+    """An array of real numbers; TypeError where NumPy would read text, truth values or complex numbers as such."""
+    array = np.asarray(value)
+    if array.dtype.kind not in "fiu" and array.size:
+        raise TypeError(f"an array of {array.dtype}")
+    return array.astype(np.float64)

@@ -1,0 +1,110 @@
+"""Can this process use the vault's index right now?
+
+An embedded index has one owner, others can be down or broken. Whoever cannot reach the index owes it and searches
+exactly; nobody's write or search fails for its sake.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+
+from memvault.database.transactions import Database
+from memvault.errors import IndexMismatchError, IndexOwnershipError, VectorIndexError
+from memvault.indexing.vault import Vault
+from memvault.vectors.base import IndexSpec, VectorIndex
+from memvault.vectors.canonical import mark_all
+from memvault.vectors.outbox import LiveIndex, live_index
+
+log = logging.getLogger("memvault.index")
+
+RETRY_SECONDS = 1.0
+"""How long an index that could not be opened is left alone. Trying is a file lock or a failed connection: cheap."""
+
+
+class IndexReach:
+    """The vault's live index as this process sees it."""
+
+    def __init__(self, database: Database, vault: Vault, index: VectorIndex) -> None:
+        self._database = database
+        self._vault = vault
+        self._row = vault.index
+        self._index = index
+        self._lock = threading.Lock()
+        self._opened = False
+        self._retry_at = 0.0
+        self.last_error: VectorIndexError | None = None
+
+    @property
+    def row(self) -> LiveIndex:
+        """The index's row, with the dimension once it is fixed."""
+        return self._row
+
+    @property
+    def current(self) -> VectorIndex | None:
+        """The index, if it is open in this process; never tries to open it."""
+        return self._index if self._opened else None
+
+    @property
+    def owner_pid(self) -> int | None:
+        """The process that owns an embedded index, where that is another one and known."""
+        return self.last_error.owner_pid if isinstance(self.last_error, IndexOwnershipError) else None
+
+    def acquire(self, *, now: bool = False) -> VectorIndex | None:
+        """The index, opened if that can be done; None where it cannot be reached.
+
+        ``now``: try even if the last attempt failed a moment ago. Raises IndexMismatchError.
+        """
+        with self._lock:
+            if self._opened:
+                return self._index
+            if self._dimension() is None or (time.monotonic() < self._retry_at and not now):
+                return None
+            try:
+                self._open()
+            except IndexMismatchError:
+                raise
+            except VectorIndexError as exc:
+                self._failed(exc)
+                return None
+            self._opened = True
+            self.last_error = None
+            return self._index
+
+    def lost(self, error: VectorIndexError) -> None:
+        """Note that the open index failed; it stays open, and the next call may well work."""
+        if str(error) != str(self.last_error):
+            log.warning("the vector index failed, searches go on exactly and debts are kept: %s", error)
+        self.last_error = error
+
+    def close(self) -> None:
+        with self._lock:
+            self._opened = False
+            self._index.close()
+
+    def _open(self) -> None:
+        dimension = self._dimension()
+        assert dimension is not None
+        if self._index.open(IndexSpec(self._vault.id, self._row.model, dimension)):
+            return
+        if not self._row.transactional:
+            # Owed before it is made: a crash in between leaves debts, not an empty index that owes nothing.
+            with self._database.writing() as connection:
+                mark_all(connection, self._row)
+        self._index.create()
+
+    def _dimension(self) -> int | None:
+        if self._row.dimension is None:
+            with self._database.reading() as connection:
+                self._row = live_index(connection) or self._row
+        return self._row.dimension
+
+    def _failed(self, error: VectorIndexError) -> None:
+        self._retry_at = time.monotonic() + RETRY_SECONDS
+        if str(error) != str(self.last_error):
+            if isinstance(error, IndexOwnershipError):
+                log.info("%s; this process leaves debts to the owner and searches exactly", error)
+            else:
+                log.warning("the vector index cannot be opened, searches go on exactly: %s", error)
+        self.last_error = error

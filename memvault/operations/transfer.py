@@ -1,0 +1,130 @@
+"""How do memories come into a vault from a file? JSON Lines, one record a line: the format of a user's export.
+
+A line is an object with ``"record": "chunk"`` (which may be left out), ``user_id``, ``content`` and any of ``id``,
+``session_id``, ``memory_type``, ``importance``, ``created_at`` (ISO 8601 with an offset), ``metadata``, ``embedding``.
+Sessions that a line names and its user has not are begun. A line without an id gets one derived from what it says, so
+that importing a file twice adds nothing.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from memvault.database.batches import batches
+from memvault.errors import ConflictError, MemvaultError, ValidationError
+from memvault.ids import derived_chunk_id
+from memvault.memory.chunks import ChunkStore
+from memvault.memory.sessions import SessionStore
+from memvault.text import check_identifier, shown
+from memvault.values import ImportReport, NewChunk
+
+LINES_AT_ONCE = 5000
+
+_CHUNK_KEYS = frozenset(
+    {
+        "record",
+        "user_id",
+        "id",
+        "session_id",
+        "memory_type",
+        "content",
+        "importance",
+        "created_at",
+        "metadata",
+        "embedding",
+    }
+)
+
+
+@dataclass(frozen=True)
+class _Line:
+    number: int
+    user_id: str
+    chunk: NewChunk
+
+
+def import_chunks(
+    lines: Iterable[str],
+    stores: Callable[[str], tuple[SessionStore, ChunkStore]],
+    *,
+    user_id: str | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> ImportReport:
+    """Import lines in their order; ``stores`` gives the sessions and chunks of a user.
+
+    ``user_id`` replaces the lines' own. ``progress`` is called with the number of lines done. Raises ValidationError
+    naming the line; what earlier batches of 5,000 lines brought stays, and importing again adds only the rest.
+    """
+    added = skipped = done = 0
+    users: set[str] = set()
+    for some in batches(_parse(lines, user_id), LINES_AT_ONCE):
+        by_user: dict[str, list[_Line]] = {}
+        for line in some:
+            by_user.setdefault(line.user_id, []).append(line)
+        for user, theirs in by_user.items():
+            sessions, chunks = stores(user)
+            stored = _import(theirs, sessions, chunks)
+            added += stored
+            skipped += len(theirs) - stored
+        users.update(by_user)
+        done += len(some)
+        if progress is not None:
+            progress(done)
+    return ImportReport(added=added, skipped=skipped, users=len(users))
+
+
+def _import(lines: list[_Line], sessions: SessionStore, chunks: ChunkStore) -> int:
+    started: dict[str, datetime | None] = {}
+    for line in lines:
+        if line.chunk.session_id is not None:
+            started.setdefault(line.chunk.session_id, line.chunk.created_at)
+    try:
+        for session_id, began in started.items():
+            if sessions.get(session_id) is None:
+                sessions.start(id=session_id, started_at=began)
+        return len(chunks.add_many([line.chunk for line in lines], on_conflict="skip"))
+    except (ValidationError, ConflictError) as exc:
+        where = f"lines {lines[0].number} to {lines[-1].number}" if len(lines) > 1 else f"line {lines[0].number}"
+        raise type(exc)(f"{where} (user {lines[0].user_id!r}): {exc}") from exc
+
+
+def _parse(lines: Iterable[str], user_id: str | None) -> Iterator[_Line]:
+    for number, text in enumerate(lines, start=1):
+        if not text.strip():
+            continue
+        try:
+            yield _line(number, text, user_id)
+        except MemvaultError as exc:
+            raise ValidationError(f"line {number}: {exc}") from exc
+
+
+def _line(number: int, text: str, user_id: str | None) -> _Line:
+    try:
+        record: Any = json.loads(text)
+    except ValueError as exc:
+        raise ValidationError(f"not JSON: {exc}") from exc
+    if not isinstance(record, dict):
+        raise ValidationError(f"a line must be a JSON object, got {shown(record)}")
+    if record.get("record", "chunk") != "chunk":
+        raise ValidationError(f"record must be 'chunk', got {shown(record['record'])}")
+    if unknown := sorted(record.keys() - _CHUNK_KEYS):
+        raise ValidationError(f"unknown key {shown(unknown[0])}; a chunk has {', '.join(sorted(_CHUNK_KEYS))}")
+    owner = check_identifier(record.get("user_id") if user_id is None else user_id, "user_id")
+    created_at = record.get("created_at")
+    fields = {key: record[key] for key in record.keys() - {"record", "user_id", "created_at"}}
+    fields.setdefault("content", None)
+    if fields.get("id") is None:
+        parts = (owner, str(fields.get("session_id")), str(fields["content"]), str(created_at))
+        fields["id"] = derived_chunk_id(*(part.encode("utf-8", "replace").decode() for part in parts))
+    return _Line(number, owner, NewChunk(**fields, created_at=None if created_at is None else _time(created_at)))
+
+
+def _time(value: object) -> datetime:
+    try:
+        return datetime.fromisoformat(value)  # type: ignore[arg-type]  # a TypeError is caught below
+    except (TypeError, ValueError) as exc:
+        raise ValidationError(f"created_at must be an ISO 8601 time, got {shown(value)}") from exc

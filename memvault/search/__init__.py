@@ -1,0 +1,1 @@
+"""How is found what the user meant? The nearest vectors, and the pipeline that turns them into hits."""

@@ -1,0 +1,142 @@
+"""Which of a user's chunks are nearest in meaning?
+
+Up to `exact_limit` vectors, or where the index cannot be reached, exactly: a product with all of them. Above, the
+index proposes, and what it owes is scored from SQL. Either way the filter holds for the answer, the similarities are
+those of the vectors in SQL, and the chunks come from SQL with the owner in the WHERE.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from sqlalchemy import func
+
+from memvault.database.unit import Unit
+from memvault.database.where import compile_where
+from memvault.embedding.base import Vector
+from memvault.errors import VectorIndexError
+from memvault.filters import Filter
+from memvault.indexing.reach import IndexReach
+from memvault.memory.chunk_table import CHUNKS, matching_ids, read_chunks
+from memvault.values import Chunk
+from memvault.vectors.base import VectorIndex, VectorMatch, pushdown
+from memvault.vectors.canonical import load_vectors, vector_count
+from memvault.vectors.exact import best, similarities
+from memvault.vectors.outbox import owed_ids
+
+Tier = Literal["exact", "index"]
+
+WIDENINGS = 3
+"""How often the index is asked again for four times as many before all is scored exactly."""
+
+
+@dataclass(frozen=True)
+class Neighbor:
+    """A chunk, its cosine, and which tier found it."""
+
+    chunk: Chunk
+    similarity: float
+    tier: Tier
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What is looked for: the ``k`` nearest to ``vector`` under ``where`` of at least ``min_similarity``."""
+
+    vector: Vector
+    k: int
+    where: Filter
+    min_similarity: float | None
+
+
+class NearestSearch:
+    """Finds neighbours for any user of one vault."""
+
+    def __init__(self, reach: IndexReach, exact_limit: int) -> None:
+        self._reach = reach
+        self._exact_limit = exact_limit
+
+    def find(self, unit: Unit, wanted: Wanted) -> list[Neighbor]:
+        """The nearest chunks, nearest first, ties by id."""
+        count = vector_count(unit)
+        if count == 0:
+            return []
+        index = self._reach.current
+        if count > self._exact_limit and index is not None and not index.transactional:
+            found = self._by_index(unit, index, wanted, count)
+            if found is not None:
+                return found
+        return self._exactly(unit, wanted)
+
+    def _exactly(self, unit: Unit, wanted: Wanted) -> list[Neighbor]:
+        ids, matrix = load_vectors(unit, self._reach.row.model, wanted.vector.size)
+        scores = similarities(matrix, wanted.vector)
+        if wanted.min_similarity is not None:
+            ids, scores = _keep(ids, scores, scores >= wanted.min_similarity)
+        # Most filters let most through: walk down the ranking first, and list what matches only if that fails.
+        tried = 0
+        found: list[Neighbor] = []
+        for width in (2 * wanted.k + 16, 8 * wanted.k + 64):
+            ranked = best(ids, scores, width)
+            found += _hydrated(unit, ranked[tried:], wanted.where, "exact")
+            tried = len(ranked)
+            if len(found) >= wanted.k or tried == len(ids):
+                return found[: wanted.k]
+        allowed = matching_ids(unit, wanted.where)
+        ids, scores = _keep(ids, scores, np.fromiter((id in allowed for id in ids), bool, len(ids)))
+        return _hydrated(unit, best(ids, scores, wanted.k), wanted.where, "exact")
+
+    def _by_index(self, unit: Unit, index: VectorIndex, wanted: Wanted, count: int) -> list[Neighbor] | None:
+        """None where the index cannot answer whole."""
+        # Before the index is asked: a debt paid in between is then merely scored twice, and never missed.
+        dirty = set(owed_ids(unit, self._reach.row.id))
+        if len(dirty) > self._exact_limit:
+            return None
+        pushed = pushdown(wanted.where)
+        width = wanted.k
+        for _ in range(WIDENINGS):
+            width = min(width, count)
+            try:
+                matches = index.query(unit.user_id, wanted.vector, width, pushed)
+            except VectorIndexError as exc:
+                self._reach.lost(exc)
+                return None
+            candidates = sorted({match.id for match in matches} | dirty)
+            # The index's own similarities are rounded its own way, and a dirty chunk's would be stale.
+            ids, matrix = load_vectors(unit, self._reach.row.model, wanted.vector.size, candidates)
+            scores = similarities(matrix, wanted.vector)
+            if wanted.min_similarity is not None:
+                ids, scores = _keep(ids, scores, scores >= wanted.min_similarity)
+            found = _hydrated(unit, best(ids, scores, len(ids)), wanted.where, "index")[: wanted.k]
+            beyond = wanted.min_similarity is not None and matches and matches[-1].similarity < wanted.min_similarity
+            if len(found) == wanted.k or beyond:
+                return found
+            if len(matches) < width or width == count:
+                break
+            width *= 4
+        if wanted.min_similarity is None and len(found) == _count_matching(unit, wanted.where):
+            return found
+        return None
+
+
+def _hydrated(unit: Unit, ranked: Sequence[VectorMatch], where: Filter, tier: Tier) -> list[Neighbor]:
+    chunks = read_chunks(unit, [match.id for match in ranked], where)
+    return [Neighbor(chunks[match.id], match.similarity, tier) for match in ranked if match.id in chunks]
+
+
+def _keep(
+    ids: Sequence[str], scores: NDArray[np.float64], kept: NDArray[np.bool_]
+) -> tuple[list[str], NDArray[np.float64]]:
+    return [ids[place] for place in np.flatnonzero(kept).tolist()], scores[kept]
+
+
+def _count_matching(unit: Unit, where: Filter) -> int:
+    """How many chunks with a vector pass the filter."""
+    statement = unit.select(func.count(), frm=CHUNKS).where(
+        compile_where(where, CHUNKS), CHUNKS.c.chroma_id.is_not(None)
+    )
+    return int(unit.execute(statement).scalar_one())

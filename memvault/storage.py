@@ -1,0 +1,245 @@
+"""Where does everything come together? `StorageLayer` owns engine, index and embedder, and hands out users."""
+
+from __future__ import annotations
+
+import math
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from sqlalchemy import URL, Engine
+
+from memvault.config import DEFAULT_EMBEDDER, DEFAULT_VECTORS, build_embedder, build_index, settings_from_env
+from memvault.database import migrate
+from memvault.database.engine import create_engine, listen, parse_url, require_folder
+from memvault.database.transactions import Database, OwnTransactions
+from memvault.embedding.base import Embedder
+from memvault.errors import ConfigurationError, ValidationError
+from memvault.indexing.payer import Payer
+from memvault.indexing.reach import IndexReach
+from memvault.indexing.vault import Vault, find_vault, found_vault, require_index, require_model
+from memvault.memory.drafts import Drafting, TokenCounter
+from memvault.memory.sessions import SessionStore
+from memvault.operations import census
+from memvault.operations.erasure import erase_user
+from memvault.operations.transfer import import_chunks
+from memvault.search.nearest import NearestSearch
+from memvault.search.pipeline import Search
+from memvault.text import check_choice, check_identifier, check_integer, shown
+from memvault.user import UserMemory
+from memvault.values import ErasureReport, ImportReport, SyncReport
+from memvault.vectors.base import VectorIndex
+
+SCHEMA_MODES = ("upgrade", "check", "ignore")
+INDEXING_MODES = ("inline", "manual")
+MEMORY = ":memory:"
+
+
+class StorageLayer:
+    """One vault, open. Thread-safe; a context manager. Make it by `open` or `from_env`, once a process."""
+
+    def __init__(
+        self,
+        database: Database,
+        vault: Vault,
+        reach: IndexReach,
+        drafting: Drafting,
+        *,
+        indexing: str,
+        index_wait: float,
+        exact_limit: int,
+        cleanup: ExitStack,
+    ) -> None:
+        """For `open`: takes what it has put together."""
+        self.vault_id = vault.id
+        self.indexing = indexing
+        self.index_wait = index_wait
+        self._database = database
+        self._reach = reach
+        self._drafting = drafting
+        self._payer = Payer(database, reach)
+        self._search = Search(NearestSearch(reach, exact_limit), drafting)
+        self._cleanup = cleanup
+
+    @classmethod
+    def open(
+        cls,
+        database_url: str | URL | Engine,
+        *,
+        vectors: str | VectorIndex | None = None,
+        embedder: str | Embedder | None = None,
+        schema: Literal["upgrade", "check", "ignore"] | None = None,
+        indexing: Literal["inline", "manual"] = "inline",
+        index_wait: float = 1.0,
+        exact_limit: int = 20_000,
+        token_counter: TokenCounter | None = None,
+        engine_options: dict[str, Any] | None = None,
+    ) -> Self:
+        """Open a vault, founding it where there is none.
+
+        ``database_url``: a SQLAlchemy URL or Engine; ":memory:" is a private temporary file, gone at `close`.
+        ``vectors``: None for what the vault remembers ("chroma" in a new one), else "chroma" (a folder beside the
+        database), "chroma:///folder", "exact", or a VectorIndex. ``embedder``: None likewise ("static" in a new
+        one), else "static", "none" (the caller brings every vector) or an Embedder.
+        ``schema``: "upgrade" migrates to head first, "check" raises SchemaError where the database is elsewhere,
+        "ignore" does neither.
+        ``indexing``: "inline" pays what a write owes to the index before it returns, and others' debts for at most
+        ``index_wait`` seconds more; "manual" pays in `sync` only. Searches are right either way.
+        ``exact_limit``: up to so many vectors a user's search is exact, above it the index is asked.
+        ``token_counter``: tokens of a text; by default a quarter of its characters. ``engine_options``: for
+        `sqlalchemy.create_engine`.
+
+        Raises ConfigurationError, SchemaError, StorageError; IndexMismatchError (a VectorIndexError) where the vault
+        remembers another index or embedder, or the index found is not this vault's.
+        """
+        _check_options(schema, indexing, index_wait, exact_limit)
+        with ExitStack() as cleanup:
+            engine = _engine(database_url, engine_options or {}, cleanup)
+            if schema in (None, "upgrade"):
+                migrate.upgrade(engine)
+            elif schema == "check":
+                migrate.require_head(engine)
+            database = Database(engine)
+            remembered = find_vault(database)
+            index = build_index(vectors or (remembered.index.spec if remembered else DEFAULT_VECTORS), database)
+            model = build_embedder(embedder or (remembered.index.model if remembered else DEFAULT_EMBEDDER))
+            drafting = Drafting(model, token_counter)
+            vault = remembered or found_vault(
+                database,
+                location=index.location,
+                model=drafting.model,
+                dimension=drafting.dimension,
+                transactional=index.transactional,
+            )
+            require_index(vault, index.location)
+            require_model(vault, drafting.model, drafting.dimension)
+            drafting.dimension = vault.index.dimension
+            reach = IndexReach(database, vault, index)
+            cleanup.callback(reach.close)
+            reach.acquire()
+            return cls(
+                database,
+                vault,
+                reach,
+                drafting,
+                indexing=indexing,
+                index_wait=index_wait,
+                exact_limit=exact_limit,
+                cleanup=cleanup.pop_all(),
+            )
+
+    @classmethod
+    def from_env(cls) -> Self:
+        """Open what MEMVAULT_DATABASE_URL names; MEMVAULT_VECTORS, _EMBEDDER, _SCHEMA, _INDEXING, _INDEX_WAIT and
+        _EXACT_LIMIT are `open`'s arguments of these names.
+        """
+        return cls.open(**settings_from_env())
+
+    def for_user(self, user_id: str) -> UserMemory:
+        """A user's memory: cheap, and no I/O. Raises ValidationError where user_id breaks the text policy."""
+        return UserMemory(self._transactions(user_id), self._drafting, self._search)
+
+    @property
+    def engine(self) -> Engine:
+        """The SQLAlchemy engine that everything here runs on."""
+        return self._database.engine
+
+    def user_ids(self) -> Iterator[str]:
+        """Every user with anything stored, in the order of their ids."""
+        return census.user_ids(self._database)
+
+    def sync(self) -> SyncReport:
+        """Pay now what is owed to the index. Where another process owns the index, everything stays owed."""
+        return self._payer.pay_all()
+
+    def erase_user(self, user_id: str) -> ErasureReport:
+        """Delete everything of a user from SQL, then from the index; reports what the index still owes."""
+        transactions = self._transactions(user_id)
+        return erase_user(transactions, lambda: census.owed(self._database, self._reach.row.id, user_id))
+
+    def import_user(
+        self,
+        stream: Iterable[str],
+        user_id: str | None = None,
+        *,
+        progress: Callable[[int], None] | None = None,
+    ) -> ImportReport:
+        """Import JSON Lines of chunks (see `memvault.operations.transfer`), for ``user_id`` or the lines' own users.
+
+        Importing twice adds nothing. ``progress`` is called with the number of lines done.
+        """
+        if user_id is not None:
+            check_identifier(user_id, "user_id")
+
+        def stores(user: str) -> tuple[SessionStore, Any]:
+            memory = self.for_user(user)
+            return memory.sessions, memory.chunks
+
+        return import_chunks(stream, stores, user_id=user_id, progress=progress)
+
+    def health(self) -> dict[str, Any]:
+        """For a readiness probe: ``ok``, ``debts``, ``oldest_debt_s``, ``last_error``, ``index_owner_pid``.
+
+        ``ok`` is whether the database answers. Debts are no failure: searches are right with them.
+        """
+        return census.health(self._database, self._reach)
+
+    def stats(self) -> dict[str, Any]:
+        """What the vault holds: users, rows by table, the index and what it holds and owes."""
+        return census.stats(self._database, self._reach)
+
+    def close(self) -> None:
+        """Release the index, its lock, and the engine if it was made here. Idempotent."""
+        self._database.closed = True
+        self._cleanup.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"StorageLayer({self.engine.url.render_as_string(hide_password=True)!r})"
+
+    def _transactions(self, user_id: str) -> OwnTransactions:
+        check_identifier(user_id, "user_id")
+        pay = partial(self._payer.pay_after_commit, wait_s=self.index_wait) if self.indexing == "inline" else _owe
+        return OwnTransactions(self._database, user_id, pay)
+
+
+def _owe(_chunk_ids: set[str]) -> None:
+    """Pay nothing now."""
+
+
+def _engine(database_url: object, options: dict[str, Any], cleanup: ExitStack) -> Engine:
+    if isinstance(database_url, Engine):
+        if options:
+            raise ConfigurationError("engine_options are for a URL; this engine is made already")
+        parse_url(database_url.url)
+        listen(database_url)
+        return database_url
+    if database_url == MEMORY:
+        folder = cleanup.enter_context(tempfile.TemporaryDirectory(prefix="memvault-"))
+        database_url = URL.create("sqlite", database=str(Path(folder) / "memvault.db"))
+    if not isinstance(database_url, str | URL):
+        raise ConfigurationError(f"database_url must be a SQLAlchemy URL or Engine, got {shown(database_url)}")
+    url = parse_url(database_url)
+    require_folder(url)
+    engine = create_engine(url, **options)
+    cleanup.callback(engine.dispose)
+    return engine
+
+
+def _check_options(schema: object, indexing: object, index_wait: object, exact_limit: object) -> None:
+    try:
+        check_choice("upgrade" if schema is None else schema, "schema", SCHEMA_MODES)
+        check_choice(indexing, "indexing", INDEXING_MODES)
+        check_integer(exact_limit, "exact_limit", minimum=0)
+    except ValidationError as exc:
+        raise ConfigurationError(str(exc)) from exc
+    if isinstance(index_wait, bool) or not isinstance(index_wait, int | float) or not 0 <= index_wait < math.inf:
+        raise ConfigurationError(f"index_wait must be a number of seconds, 0 or more, got {shown(index_wait)}")

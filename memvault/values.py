@@ -1,0 +1,148 @@
+"""What crosses the API: frozen read models, and the one write model, `NewChunk`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+MemoryType = Literal["episodic", "semantic", "working", "procedural"]
+MEMORY_TYPES = ("episodic", "semantic", "working", "procedural")
+JOB_STATUSES = ("queued", "running", "completed", "failed")
+
+T = TypeVar("T")
+
+
+class _Value(BaseModel):
+    model_config = ConfigDict(frozen=True)
+
+
+class Chunk(_Value):
+    """One memory. Times are aware and in UTC; ``version`` starts at 1 and rises with every update."""
+
+    id: str
+    user_id: str
+    session_id: str
+    memory_type: MemoryType
+    content: str
+    importance: float
+    token_count: int
+    compressed: bool
+    compression_source: str | None
+    source_session_id: str | None
+    chroma_id: str | None
+    created_at: datetime
+    updated_at: datetime
+    metadata: dict[str, Any]
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class NewChunk:
+    """A memory to be stored; checked by `add` and `add_many`.
+
+    ``id`` None: one is generated. ``session_id`` None: the user's default session. ``embedding`` None: the vault's
+    embedder is asked. ``created_at`` None: now; chunks of one batch are then spaced by a microsecond, in their order.
+    """
+
+    content: str
+    id: str | None = None
+    session_id: str | None = None
+    memory_type: str = "episodic"
+    importance: float = 0.5
+    metadata: dict[str, Any] | None = None
+    embedding: Sequence[float] | NDArray[np.floating[Any]] | None = None
+    created_at: datetime | None = None
+
+
+class MemorySession(_Value):
+    """One conversation of a user; ``memory_count`` and ``total_tokens`` count its chunks."""
+
+    id: str
+    user_id: str
+    started_at: datetime
+    last_activity: datetime
+    ended_at: datetime | None
+    compressed: bool
+    memory_count: int
+    total_tokens: int
+
+
+class Preference(_Value):
+    """One entry of procedural memory: how to act for this user; ``value`` is any JSON value."""
+
+    id: str
+    user_id: str
+    key: str
+    value: Any
+    confidence: float
+    updated_at: datetime
+    source_chunk_id: str | None
+
+
+class Job(_Value):
+    """One compression job."""
+
+    id: str
+    user_id: str
+    status: Literal["queued", "running", "completed", "failed"]
+    sessions_compressed: int
+    memories_created: int
+    error: str | None
+    created_at: datetime
+    completed_at: datetime | None
+
+
+class Hit(_Value):
+    """One answer of a search.
+
+    ``score`` is in [0, 1] and ranks within one answer. ``similarity`` is the cosine, in [-1, 1], and compares across
+    answers; None where no vector was compared.
+    """
+
+    chunk: Chunk
+    score: float
+    similarity: float | None
+    why: dict[str, Any] = Field(default_factory=dict, repr=False)
+
+    def explain(self) -> dict[str, Any]:
+        """Why this hit is here: the tier that answered, and each leg's rank and score."""
+        return {"score": self.score, "similarity": self.similarity, **self.why}
+
+
+class Page(_Value, Generic[T]):
+    """A part of a list; ``next`` is the cursor to pass as ``after=``, None on the last page."""
+
+    items: list[T]
+    next: str | None = None
+
+
+class SyncReport(_Value):
+    """What a payment of debts did: how many it ``paid``, how many ``failed``, how many are still ``owed``."""
+
+    paid: int = 0
+    failed: int = 0
+    owed: int = 0
+
+
+class ErasureReport(_Value):
+    """What an erasure removed: rows by table, and the deletions that the index still owes."""
+
+    user_id: str
+    counts: dict[str, int]
+    owed: int
+
+
+class ImportReport(_Value):
+    """What an import did: ``added`` and ``skipped`` (already there) chunks, and the ``users`` they belong to."""
+
+    added: int = 0
+    skipped: int = 0
+    users: int = 0

@@ -1,0 +1,161 @@
+"""What must a vector index do?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Protocol, runtime_checkable
+
+from memvault.embedding.base import Vector
+from memvault.filters import EVERYTHING, And, Comparison, Filter, Operator, Or
+
+EQUALITY: tuple[Operator, ...] = ("==", "!=", "in", "not in")
+ANY_ORDER: tuple[Operator, ...] = (*EQUALITY, "<", "<=", ">", ">=")
+
+INDEXED: dict[str, tuple[Operator, ...]] = {
+    "user_id": EQUALITY,
+    "session_id": EQUALITY,
+    "memory_type": EQUALITY,
+    "importance": ANY_ORDER,
+    "compressed": EQUALITY,
+    "created_at": ANY_ORDER,
+}
+"""What every index answers itself: the fields of a record's metadata, and the comparisons on each."""
+
+
+@dataclass(frozen=True)
+class IndexSpec:
+    """Which vault's index this is: what `VectorIndex.open` verifies."""
+
+    vault_id: str
+    model: str
+    dimension: int
+
+
+@dataclass(frozen=True)
+class RecordMetadata:
+    """What an index knows of a chunk beside its vector. Always all of it, and nothing else."""
+
+    user_id: str
+    session_id: str
+    memory_type: str
+    importance: float
+    compressed: bool
+    created_at: datetime
+
+
+@dataclass(frozen=True)
+class VectorRecord:
+    """One chunk as an index holds it: ``vector`` is float32 of shape (dimension,) and unit norm."""
+
+    id: str
+    vector: Vector
+    document: str
+    metadata: RecordMetadata
+
+
+@dataclass(frozen=True)
+class VectorMatch:
+    """One answer of a query; ``similarity`` is the cosine, in [-1, 1]."""
+
+    id: str
+    similarity: float
+
+
+@dataclass(frozen=True)
+class ScannedRecord:
+    """One record as `VectorIndex.scan` found it. ``metadata`` None: it is not what memvault writes."""
+
+    id: str
+    user_id: str
+    metadata: RecordMetadata | None
+    vector: Vector
+
+
+@runtime_checkable
+class VectorIndex(Protocol):
+    """Finds the nearest of one user's vectors. It is derived from SQL, never the only copy, and may be dropped.
+
+    Every method may be called by several threads at once. Failures are VectorIndexErrors, chained to the cause:
+    IndexMismatchError where the index is not this vault's, IndexOwnershipError where another process owns it.
+    """
+
+    @property
+    def location(self) -> str:
+        """What a vault remembers the index by, and finds it by again: a URL or a name, without secrets."""
+        ...
+
+    @property
+    def transactional(self) -> bool:
+        """Whether writes join the SQL transaction. If so, nothing is ever owed to the index."""
+        ...
+
+    @property
+    def spec(self) -> IndexSpec | None:
+        """As given to `open`; None before."""
+        ...
+
+    def open(self, spec: IndexSpec) -> bool:
+        """Bind the index to a vault and verify that what is there is cosine, of this vault, model and dimension.
+
+        Never creates anything. False: nothing is there yet, and only `create` may follow. Raises IndexMismatchError.
+        """
+        ...
+
+    def create(self) -> None:
+        """Make the index, empty, for the spec given to `open`. Where it is already there and this vault's: no-op."""
+        ...
+
+    def upsert(self, records: Sequence[VectorRecord]) -> None:
+        """Make the index hold exactly these records under their ids, whatever was there; batched as it needs."""
+        ...
+
+    def delete(self, ids: Sequence[str]) -> None:
+        """Remove the records with these ids; those that are absent are no error, an empty sequence is a no-op."""
+        ...
+
+    def query(self, user_id: str, vector: Vector, k: int, where: Filter = EVERYTHING) -> list[VectorMatch]:
+        """The user's ``k`` nearest records under the filter, nearest first; fewer where there are fewer.
+
+        ``where`` names only what `INDEXED` lists (see `pushdown`) and holds for every match. Never another user's.
+        An approximate index may miss records; it never returns one twice.
+        """
+        ...
+
+    def scan(self, batch: int = 1000) -> Iterator[list[ScannedRecord]]:
+        """Every record of this vault, whoever's, in lists of at most ``batch``; vectors may differ by rounding."""
+        ...
+
+    def count(self, user_id: str | None = None) -> int:
+        """How many records the vault has in the index, or one user has."""
+        ...
+
+    def purge(self) -> None:
+        """Remove the index and everything in it; `create` may follow. An absent one is no error."""
+        ...
+
+    def close(self) -> None:
+        """Release files, locks and connections. Idempotent; nothing else may be called afterwards but `open`."""
+        ...
+
+
+def pushdown(where: Filter) -> Filter:
+    """The strongest filter that every index can apply and that lets all through that ``where`` lets through."""
+    if isinstance(where, Comparison):
+        allowed = INDEXED.get(where.field, ())
+        return where if where.operator in allowed else EVERYTHING
+    if isinstance(where, And):
+        strongest: Filter = EVERYTHING
+        for part in where.parts:
+            strongest = strongest & pushdown(part)
+        return strongest
+    if isinstance(where, Or):
+        pushed = [pushdown(part) for part in where.parts]
+        if any(part is EVERYTHING for part in pushed):
+            return EVERYTHING
+        weakest = pushed[0]
+        for part in pushed[1:]:
+            weakest = weakest | part
+        return weakest
+    return where

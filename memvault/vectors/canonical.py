@@ -1,0 +1,207 @@
+"""Which vectors does SQL hold, and what follows when a chunk changes?
+
+`apply` is the one function that changes a chunk's vector or state: it writes the vectors, raises the owner's epoch and
+records the debts, together, in the caller's transaction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+import numpy as np
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    Connection,
+    ForeignKey,
+    Index,
+    Integer,
+    LargeBinary,
+    String,
+    UniqueConstraint,
+    bindparam,
+    select,
+    update,
+)
+from sqlmodel import Field
+
+from memvault.database.base import (
+    OWNERS,
+    Base,
+    Owned,
+    UtcDateTime,
+    big_key,
+    identifier,
+    table_of,
+)
+from memvault.database.batches import batches
+from memvault.database.unit import EPOCHS_PER_OWNER, Unit, upsert
+from memvault.embedding.base import Matrix, Vector
+from memvault.errors import ValidationError
+from memvault.vectors.outbox import INDEXES, OUTBOX, LiveIndex, mark
+
+CONTENT = "content"
+"""The field of a chunk that a vector was made from; others may follow."""
+
+
+class MemoryVector(Base, Owned, table=True):
+    """An embedding as SQL holds it: little-endian float32 at unit norm, clustered by owner and epoch."""
+
+    __tablename__ = "memory_vectors"
+    __table_args__ = (
+        UniqueConstraint("chunk_id", "field", "model", name="uq_memory_vectors_chunk"),
+        Index("idx_memory_vectors_owner", "user_id", "epoch"),
+    )
+
+    id: int = Field(sa_column=Column(big_key(), primary_key=True, autoincrement=False))
+    user_id: str = Field(sa_column=Column(identifier(), nullable=False))
+    chunk_id: str = Field(
+        sa_column=Column(identifier(), ForeignKey("memory_chunks.id", ondelete="CASCADE"), nullable=False)
+    )
+    field: str = Field(sa_column=Column(String(32), nullable=False))
+    model: str = Field(sa_column=Column(identifier(), nullable=False))
+    dimension: int = Field(sa_column=Column(Integer, nullable=False))
+    content_hash: str = Field(sa_column=Column(String(64), nullable=False))
+    epoch: int = Field(sa_column=Column(BigInteger, nullable=False))
+    vector: bytes = Field(sa_column=Column(LargeBinary, nullable=False))
+
+
+VECTORS = table_of(MemoryVector)
+
+
+@dataclass(frozen=True)
+class ChunkVector:
+    """A chunk's vector to be stored: float32 of unit norm, and the SHA-256 (hex) of the content it was made from."""
+
+    chunk_id: str
+    content_hash: str
+    vector: Vector
+
+
+def apply(
+    unit: Unit,
+    *,
+    put: Sequence[ChunkVector] = (),
+    changed: Sequence[str] = (),
+    dropped: Sequence[str] = (),
+    vectorless: int = 0,
+) -> None:
+    """Make SQL's vectors follow a change of chunks, and let the indexes know.
+
+    ``put``: chunks with a new vector, whether they had one or not. ``changed``: chunks whose vector stays, but whose
+    other indexed columns do not. ``dropped``: chunks that lose their vector. No chunk stands in two of them.
+    ``vectorless``: how many chunks without a vector, before and after, changed: they raise the epoch, too.
+
+    Raises ValidationError where a vector has another dimension than the vault's first one fixed.
+    """
+    owner = unit.lock_owner()
+    owner.next_epochs(vectorless + len(changed))
+    indexes = unit.execute(
+        select(INDEXES.c.id, INDEXES.c.model, INDEXES.c.dimension, INDEXES.c.transactional, INDEXES.c.state).where(
+            INDEXES.c.state != "retired"
+        )
+    ).all()
+    live = next(row for row in indexes if row.state == "live")
+
+    replaced = _delete_vectors(unit, [item.chunk_id for item in put] + list(dropped))
+    owner.vector_count -= replaced
+    owner.next_epochs(replaced, removing=True)
+    if put:
+        dimension = put[0].vector.size if live.dimension is None else live.dimension
+        for item in put:
+            if item.vector.size != dimension:
+                raise ValidationError(
+                    f"embedding must have the vault's dimension {dimension}, got {item.vector.size} "
+                    f"(chunk {item.chunk_id!r})"
+                )
+        if live.dimension is None:
+            unit.execute(update(INDEXES).where(INDEXES.c.id == live.id).values(dimension=dimension))
+        unit.insert(
+            VECTORS,
+            [
+                {
+                    "id": owner.number * EPOCHS_PER_OWNER + epoch,
+                    "chunk_id": item.chunk_id,
+                    "field": CONTENT,
+                    "model": live.model,
+                    "dimension": dimension,
+                    "content_hash": item.content_hash,
+                    "epoch": epoch,
+                    "vector": item.vector.astype("<f4").tobytes(),
+                }
+                for item, epoch in zip(put, owner.next_epochs(len(put)), strict=True)
+            ],
+        )
+        owner.vector_count += len(put)
+
+    ids = [item.chunk_id for item in put] + list(changed) + list(dropped)
+    for row in indexes:
+        if not row.transactional:
+            mark(unit.connection, row.id, unit.user_id, ids)
+            unit.owed.update(ids)
+
+
+def mark_all(connection: Connection, index: LiveIndex) -> None:
+    """Owe the index every vector of the vault: it is new, or it was lost."""
+    source = select(
+        bindparam("index_id", index.id, type_=Integer),
+        VECTORS.c.chunk_id,
+        VECTORS.c.user_id,
+        bindparam("generation", 1, type_=BigInteger),
+        bindparam("attempts", 0, type_=Integer),
+        bindparam("marked_at", datetime.now(UTC), type_=UtcDateTime()),
+    ).where(VECTORS.c.model == index.model, VECTORS.c.field == CONTENT)
+    columns = ["index_id", "chunk_id", "user_id", "generation", "attempts", "marked_at"]
+    statement = upsert(connection, OUTBOX).from_select(columns, source)
+    connection.execute(
+        statement.on_conflict_do_update(
+            index_elements=["index_id", "chunk_id"],
+            set_={"generation": OUTBOX.c.generation + 1, "not_before": None},
+        )
+    )
+
+
+def vector_count(unit: Unit) -> int:
+    """How many vectors the user has: one indexed read."""
+    count = unit.execute(select(OWNERS.c.vector_count).where(OWNERS.c.user_id == unit.user_id)).scalar_one_or_none()
+    return count or 0
+
+
+def load_vectors(unit: Unit, model: str, dimension: int, ids: Sequence[str] | None = None) -> tuple[list[str], Matrix]:
+    """The user's vectors: chunk ids and a matrix of shape (n, dimension), in the order they were stored.
+
+    ``ids``: these chunks only, those of them that have a vector.
+    """
+    columns = (VECTORS.c.chunk_id, VECTORS.c.vector)
+    rows: list[Any] = []
+    if ids is None:
+        number = unit.execute(select(OWNERS.c.number).where(OWNERS.c.user_id == unit.user_id)).scalar_one_or_none()
+        if number is not None:
+            first = number * EPOCHS_PER_OWNER
+            statement = (
+                unit.select(*columns, frm=VECTORS, by_key=True)  # by the clustered key, not by the user's index
+                .where(VECTORS.c.id.between(first, first + EPOCHS_PER_OWNER - 1))
+                .where(VECTORS.c.model == model, VECTORS.c.field == CONTENT)
+                .order_by(VECTORS.c.id)
+            )
+            rows.extend(unit.execute(statement))
+    else:
+        for some in batches(ids):
+            statement = unit.select(*columns, frm=VECTORS, by_key=True).where(
+                VECTORS.c.chunk_id.in_(some), VECTORS.c.model == model, VECTORS.c.field == CONTENT
+            )
+            rows.extend(unit.execute(statement))
+    matrix = np.frombuffer(b"".join(row.vector for row in rows), dtype="<f4").reshape(len(rows), dimension)
+    return [row.chunk_id for row in rows], matrix
+
+
+def _delete_vectors(unit: Unit, chunk_ids: Sequence[str]) -> int:
+    deleted = 0
+    if unit.lock_owner().vector_count == 0:
+        return 0
+    for some in batches(chunk_ids):
+        deleted += unit.execute(unit.delete(VECTORS, by_key=True).where(VECTORS.c.chunk_id.in_(some))).rowcount
+    return deleted

@@ -1,0 +1,175 @@
+"""How is a directory of embedded Chroma a vault's index?"""
+
+from __future__ import annotations
+
+import shutil
+import sqlite3
+import threading
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from memvault.embedding.base import Vector
+from memvault.errors import MissingDependencyError, VectorIndexError
+from memvault.filters import EVERYTHING, Filter
+from memvault.vectors.base import IndexSpec, ScannedRecord, VectorMatch, VectorRecord
+from memvault.vectors.chroma_collection import ChromaCollection, chroma_errors, name_of
+from memvault.vectors.ownership import DirectoryOwnership
+
+if TYPE_CHECKING:
+    from chromadb.api.client import Client
+
+_DATABASE = "chroma.sqlite3"
+
+
+class ChromaIndex:
+    """The collection ``memvault_<vault_id>`` in a directory that this process owns from `open` until `close`.
+
+    `open` keeps the ownership, too, where it finds nothing or raises because of what it finds: `purge` may follow.
+    The directory is made by `create` and may hold other collections, which are left alone.
+    """
+
+    transactional = False
+
+    def __init__(self, directory: Path, *, location: str = "chroma") -> None:
+        self.location = location
+        self._directory = directory.resolve()  # links to one directory share its lock
+        self._place = str(self._directory)
+        self._ownership = DirectoryOwnership(self._directory)
+        self._guard = threading.RLock()  # for opening and closing; Chroma itself takes any number of threads
+        self._spec: IndexSpec | None = None
+        self._client: Client | None = None
+        self._collection: ChromaCollection | None = None
+
+    @property
+    def spec(self) -> IndexSpec | None:
+        return self._spec
+
+    def open(self, spec: IndexSpec) -> bool:
+        with self._guard:
+            self._ownership.acquire()
+            self._disconnect()
+            self._spec = spec
+            if (self._directory / _DATABASE).exists():
+                self._collection = ChromaCollection.find(self._connect(), spec, self._place)
+            return self._collection is not None
+
+    def create(self) -> None:
+        with self._guard:
+            spec = self._bound()
+            if self._collection is None:
+                self._collection = ChromaCollection.make(self._client or self._connect(), spec, self._place)
+
+    def upsert(self, records: Sequence[VectorRecord]) -> None:
+        self._opened().upsert(records)
+
+    def delete(self, ids: Sequence[str]) -> None:
+        self._opened().delete(ids)
+
+    def query(self, user_id: str, vector: Vector, k: int, where: Filter = EVERYTHING) -> list[VectorMatch]:
+        return self._opened().query(user_id, vector, k, where)
+
+    def scan(self, batch: int = 1000) -> Iterator[list[ScannedRecord]]:
+        return self._opened().scan(batch)
+
+    def count(self, user_id: str | None = None) -> int:
+        return self._opened().count(user_id)
+
+    def purge(self) -> None:
+        """Remove the vault's collection and, where it was the only one, all that Chroma made in the directory.
+
+        Only the latter leaves nothing of the texts on the disk. It works on a directory that Chroma cannot open.
+        """
+        with self._guard:
+            spec = self._bound()
+            self._ownership.acquire()
+            self._disconnect()
+            with chroma_errors(self._place, "be removed", sqlite3.Error):
+                names = self._names()
+                if names <= {name_of(spec)}:
+                    self._remove()
+                elif name_of(spec) in names:
+                    self._connect().delete_collection(name_of(spec))
+
+    def close(self) -> None:
+        with self._guard:
+            self._disconnect()
+            self._ownership.release()
+            self._spec = None
+
+    def _bound(self) -> IndexSpec:
+        if self._spec is None:
+            raise VectorIndexError(f"the Chroma index in {self._place} is not open")
+        return self._spec
+
+    def _opened(self) -> ChromaCollection:
+        self._bound()
+        if (collection := self._collection) is None:
+            raise VectorIndexError(f"the Chroma index in {self._place} was not created yet")
+        return collection
+
+    def _connect(self) -> Client:
+        try:
+            from chromadb.api.client import Client
+            from chromadb.api.shared_system_client import SharedSystemClient
+            from chromadb.config import Settings
+        except ImportError as exc:
+            raise MissingDependencyError(f"the Chroma index needs chromadb: pip install chromadb ({exc})") from exc
+        settings = Settings(
+            _env_file=None,  # type: ignore[call-arg]  # a .env file in the working directory is the service's
+            chroma_api_impl="chromadb.api.rust.RustBindingsAPI",
+            anonymized_telemetry=False,
+            is_persistent=True,
+            persist_directory=self._place,
+        )
+        # ValueError: a client with other settings has it open in this process, or its tenant is gone.
+        with chroma_errors(self._place, "be opened", ValueError):
+            try:
+                self._client = Client(settings=settings)
+            except BaseException:
+                # What failed to start stays in chromadb's cache, and every later client of the path would get it.
+                if self._place not in SharedSystemClient._identifier_to_refcount:
+                    SharedSystemClient._identifier_to_system.pop(self._place, None)
+                raise
+        return self._client
+
+    def _disconnect(self) -> None:
+        self._collection = None
+        client, self._client = self._client, None
+        if client is not None:
+            client.close()
+
+    def _names(self) -> set[str]:
+        """The collections in the directory, read without Chroma; none where SQLite finds no database of Chroma's."""
+        file = self._directory / _DATABASE
+        if not file.exists():
+            return set()
+        try:
+            with closing(sqlite3.connect(f"{file.as_uri()}?mode=rw", uri=True)) as connection:
+                return {name for (name,) in connection.execute("SELECT name FROM collections")}
+        except sqlite3.DatabaseError as exc:
+            if exc.sqlite_errorcode & 0xFF in (sqlite3.SQLITE_ERROR, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
+                return set()
+            raise
+
+    def _remove(self) -> None:
+        """Only what Chroma makes: somebody may have named a folder that holds more."""
+        if not self._directory.is_dir():
+            return
+        (self._directory / _DATABASE).unlink(missing_ok=True)  # first: what is left by a crash is no index
+        for path in self._directory.iterdir():
+            if path.name.startswith(f"{_DATABASE}-"):
+                path.unlink()
+            elif path.is_dir() and _is_uuid(path.name):  # a collection's graph
+                shutil.rmtree(path)
+        if not any(self._directory.iterdir()):
+            self._directory.rmdir()
+
+
+def _is_uuid(name: str) -> bool:
+    try:
+        return str(uuid.UUID(name)) == name
+    except ValueError:
+        return False

@@ -1,0 +1,183 @@
+"""What does a vault look like as a Chroma collection, and how is it written, searched and read?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from memvault.database.batches import batches
+from memvault.embedding.base import Vector
+from memvault.errors import IndexMismatchError, VectorIndexError
+from memvault.filters import EVERYTHING, NOTHING, Comparison, Filter
+from memvault.vectors.base import IndexSpec, ScannedRecord, VectorMatch, VectorRecord
+from memvault.vectors.chroma_records import compile_where, restored_metadata, stored_metadata
+
+if TYPE_CHECKING:
+    from chromadb.api import ClientAPI
+    from chromadb.api.collection_configuration import CreateCollectionConfiguration
+    from chromadb.api.models.Collection import Collection
+
+SPACE: Literal["cosine"] = "cosine"
+
+EF_SEARCH = 1000
+"""Candidates that a search keeps. Among 27,000 random vectors of dimension 64 Chroma's default of 100 finds 64 % of
+the 50 nearest, 1,000 finds all of them, for some 20 ms more."""
+
+SYNC_THRESHOLD = 5000
+"""Records between two rewrites of the graph's files. A kill during one is what corrupts a directory, so Chroma's 1,000
+is too often; opening replays at most so many, at .2 to .4 ms each."""
+
+WRITE_SIZE = 1000
+"""Records to one call: Chroma holds the GIL meanwhile, and larger batches are hardly faster."""
+
+READ_SIZE = 1000
+"""Ids to one read: Chroma binds each to its SQL statement, and of 5,000 it misses some."""
+
+MAX_K = 2**31 - 1
+
+
+@contextmanager
+def chroma_errors(place: str, doing: str, *also: type[Exception]) -> Iterator[None]:
+    """The one place where Chroma's failures become VectorIndexErrors. ``also``: types that mean one here."""
+    from chromadb.errors import ChromaError
+
+    failures: tuple[type[Exception], ...] = (ChromaError, OSError, *also)
+    try:
+        yield
+    except failures as exc:
+        raise VectorIndexError(f"the Chroma index in {place} could not {doing}: {exc}") from exc
+    except BaseException as exc:
+        if type(exc).__name__ != "PanicException":  # of its Rust layer: no Exception, and of no importable type
+            raise
+        raise VectorIndexError(f"the Chroma index in {place} could not {doing}, it panicked: {exc}") from exc
+
+
+def name_of(spec: IndexSpec) -> str:
+    """The collection's name."""
+    return f"memvault_{spec.vault_id}"
+
+
+class ChromaCollection:
+    """The collection of one vault, by whatever client; ``place`` names the directory or server in errors."""
+
+    def __init__(self, collection: Collection, max_batch: int, place: str) -> None:
+        self._collection = collection
+        self._write_size = min(WRITE_SIZE, max_batch)
+        self._place = place
+
+    @classmethod
+    def find(cls, client: ClientAPI, spec: IndexSpec, place: str) -> ChromaCollection | None:
+        """The vault's collection, if it is there. Raises IndexMismatchError where it is not what ``spec`` says."""
+        from chromadb.errors import NotFoundError
+
+        with chroma_errors(place, "be read"):
+            try:
+                collection = client.get_collection(name_of(spec), embedding_function=None)
+            except NotFoundError:
+                return None
+            found = cls(collection, client.get_max_batch_size(), place)
+        found._verify(spec)
+        return found
+
+    @classmethod
+    def make(cls, client: ClientAPI, spec: IndexSpec, place: str) -> ChromaCollection:
+        """A new collection, empty."""
+        configuration: CreateCollectionConfiguration = {
+            "hnsw": {"space": SPACE, "ef_search": EF_SEARCH, "sync_threshold": SYNC_THRESHOLD}
+        }
+        with chroma_errors(place, "be created"):
+            collection = client.create_collection(
+                name_of(spec),
+                configuration=configuration,
+                metadata=dict(vars(spec)),
+                embedding_function=None,
+            )
+            return cls(collection, client.get_max_batch_size(), place)
+
+    def upsert(self, records: Sequence[VectorRecord]) -> None:
+        """Write in batches; of an id that comes twice, which Chroma would refuse, the last record counts."""
+        for some in batches({record.id: record for record in records}.values(), self._write_size):
+            with chroma_errors(self._place, "be written"):
+                self._collection.upsert(
+                    ids=[record.id for record in some],
+                    embeddings=np.stack([record.vector for record in some]),
+                    documents=[record.document for record in some],
+                    metadatas=[stored_metadata(record.metadata) for record in some],
+                )
+
+    def delete(self, ids: Sequence[str]) -> None:
+        """Remove in batches; Chroma refuses an empty list, and an id that comes twice."""
+        for some in batches(dict.fromkeys(ids), self._write_size):
+            with chroma_errors(self._place, "be deleted from"):
+                self._collection.delete(ids=some)
+
+    def query(self, user_id: str, vector: Vector, k: int, where: Filter = EVERYTHING) -> list[VectorMatch]:
+        """As `VectorIndex.query`. Approximate where more than ``k`` records match, complete where they are fewer."""
+        if where is NOTHING:
+            return []
+        condition = compile_where(Comparison("user_id", "==", user_id) & where)
+        with chroma_errors(self._place, "be searched"):
+            answer = self._collection.query(
+                query_embeddings=vector[np.newaxis], n_results=min(k, MAX_K), where=condition, include=["distances"]
+            )
+        distances = answer["distances"] or [[]]
+        found = {chunk_id: 1.0 - distance for chunk_id, distance in zip(answer["ids"][0], distances[0], strict=True)}
+        if len(found) < k:
+            # The graph does not lead to every record: of 3,000 that had the same vector it found 1,971.
+            lost = [chunk_id for chunk_id in self._listed(condition) if chunk_id not in found]
+            for records in self._read(lost, READ_SIZE):
+                found.update((record.id, float(record.vector @ vector)) for record in records)
+        ranked = sorted((-similarity, chunk_id) for chunk_id, similarity in found.items())
+        return [VectorMatch(chunk_id, min(1.0, max(-1.0, -negated))) for negated, chunk_id in ranked[:k]]
+
+    def scan(self, batch: int) -> Iterator[list[ScannedRecord]]:
+        """Every record that was there when the scan began and still is."""
+        return self._read(self._listed(None), min(batch, READ_SIZE))
+
+    def count(self, user_id: str | None) -> int:
+        """All records, or a user's."""
+        if user_id is not None:
+            return len(self._listed(compile_where(Comparison("user_id", "==", user_id))))
+        with chroma_errors(self._place, "be counted"):
+            return self._collection.count()
+
+    def _verify(self, spec: IndexSpec) -> None:
+        metadata = self._collection.metadata or {}
+        space = (self._collection.configuration_json.get("hnsw") or {}).get("space")
+        there = {"space": space, **{name: metadata.get(name) for name in vars(spec)}}
+        expected = {"space": SPACE, **vars(spec)}
+        differing = [name for name, value in expected.items() if there[name] != value]
+        if differing:
+            raise IndexMismatchError(
+                f"the Chroma collection {self._collection.name!r} in {self._place} has "
+                f"{', '.join(f'{name} {there[name]!r}' for name in differing)}; expected "
+                f"{', '.join(f'{name} {expected[name]!r}' for name in differing)}: `memvault reindex` builds another"
+            )
+
+    def _listed(self, condition: dict[str, Any] | None) -> list[str]:
+        """Ids alone, all at once: pages by offset would skip records when others are deleted meanwhile."""
+        with chroma_errors(self._place, "be listed"):
+            return self._collection.get(where=condition, include=[])["ids"]
+
+    def _read(self, ids: Sequence[str], batch: int) -> Iterator[list[ScannedRecord]]:
+        for some in batches(ids, batch):
+            with chroma_errors(self._place, "be read"):
+                answer = self._collection.get(ids=some, include=["metadatas", "embeddings"])
+            metadatas: Any = answer["metadatas"]
+            vectors: Any = answer["embeddings"]
+            if answer["ids"]:
+                yield [_scanned(*row) for row in zip(answer["ids"], metadatas, vectors, strict=True)]
+
+
+def _scanned(chunk_id: str, stored: dict[str, Any] | None, vector: Any) -> ScannedRecord:
+    stored = stored or {}
+    user_id = stored.get("user_id")
+    return ScannedRecord(
+        chunk_id,
+        user_id if isinstance(user_id, str) else "",
+        restored_metadata(stored),
+        np.asarray(vector, dtype=np.float32),
+    )
