@@ -6,7 +6,6 @@ import math
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -16,6 +15,7 @@ from memvault.config import DEFAULT_EMBEDDER, DEFAULT_VECTORS, build_embedder, b
 from memvault.database import migrate
 from memvault.database.engine import create_engine, listen, parse_url, require_folder
 from memvault.database.transactions import Database, OwnTransactions
+from memvault.database.unit import Unit
 from memvault.embedding.base import Embedder
 from memvault.errors import ConfigurationError, ValidationError
 from memvault.indexing.payer import Payer
@@ -148,7 +148,7 @@ class StorageLayer:
         return self._database.engine
 
     def user_ids(self) -> Iterator[str]:
-        """Every user with anything stored, in the order of their ids."""
+        """Every user who has ever written and was not erased, in the order of their ids."""
         return census.user_ids(self._database)
 
     def sync(self) -> SyncReport:
@@ -207,12 +207,14 @@ class StorageLayer:
 
     def _transactions(self, user_id: str) -> OwnTransactions:
         check_identifier(user_id, "user_id")
-        pay = partial(self._payer.pay_after_commit, wait_s=self.index_wait) if self.indexing == "inline" else _owe
-        return OwnTransactions(self._database, user_id, pay)
+        return OwnTransactions(self._database, user_id, self._committed)
 
-
-def _owe(_chunk_ids: set[str]) -> None:
-    """Pay nothing now."""
+    def _committed(self, unit: Unit) -> None:
+        if unit.fixed_dimension is not None:
+            self._drafting.dimension = unit.fixed_dimension
+            self._reach.fix_dimension(unit.fixed_dimension)
+        if unit.owed and self.indexing == "inline":
+            self._payer.pay_after_commit(unit.owed, self.index_wait)
 
 
 def _engine(database_url: object, options: dict[str, Any], cleanup: ExitStack) -> Engine:

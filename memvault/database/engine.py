@@ -92,6 +92,7 @@ def listen(engine: Engine) -> None:
     if engine.dialect.name == "sqlite" and not event.contains(engine, "begin", _begin):
         event.listen(engine, "connect", _prepare)
         event.listen(engine, "begin", _begin)
+        engine.dispose()  # connections of before would go without
 
 
 def _prepare(dbapi_connection: Any, _record: object) -> None:

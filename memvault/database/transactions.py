@@ -74,12 +74,12 @@ class Database:
 
 
 class OwnTransactions:
-    """Each piece of work in a transaction of its own; debts are handed to ``pay`` after the commit."""
+    """Each piece of work in a transaction of its own; ``committed`` is called with it after its commit."""
 
-    def __init__(self, database: Database, user_id: str, pay: Callable[[set[str]], None]) -> None:
+    def __init__(self, database: Database, user_id: str, committed: Callable[[Unit], None]) -> None:
         self.user_id = user_id
         self._database = database
-        self._pay = pay
+        self._committed = committed
 
     def read(self, work: Callable[[Unit], T]) -> T:
         with self._database.reading() as connection:
@@ -91,8 +91,7 @@ class OwnTransactions:
             unit.lock_owner()
             result = work(unit)
             unit.save_owner()
-        if unit.owed:
-            self._pay(unit.owed)
+        self._committed(unit)
         return result
 
     @contextmanager
@@ -104,9 +103,8 @@ class OwnTransactions:
         except BaseException as error:
             joined.end(error)
             raise
-        owed = joined.end(None)
-        if owed:
-            self._pay(owed)
+        if (unit := joined.end(None)) is not None:
+            self._committed(unit)
 
 
 class JoinedTransaction:
@@ -131,16 +129,16 @@ class JoinedTransaction:
             unit.save_owner()
         return result
 
-    def end(self, error: BaseException | None) -> set[str]:
-        """Commit, or roll back for ``error``; the chunks that are owed to the index."""
+    def end(self, error: BaseException | None) -> Unit | None:
+        """Commit, or roll back for ``error``. None where nothing was begun."""
         self._ended = True
         if self._unit is None:
-            return set()
+            return None
         if error is None:
             self._context.__exit__(None, None, None)
         else:
             self._context.__exit__(type(error), error, error.__traceback__)
-        return self._unit.owed
+        return self._unit
 
     def _begun(self) -> Unit:
         if self._ended:

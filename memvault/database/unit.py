@@ -22,11 +22,9 @@ from sqlalchemy import (
     Update,
     bindparam,
     delete,
-    insert,
     select,
     update,
 )
-from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import CursorResult
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql import visitors
@@ -34,6 +32,7 @@ from sqlalchemy.sql.compiler import SQLCompiler
 
 from memvault.database.base import OWNERS, is_owned
 from memvault.database.batches import batches
+from memvault.database.bulk import insert_rows, upsert
 from memvault.errors import StorageError
 
 EPOCHS_PER_OWNER = 1 << 32
@@ -103,6 +102,8 @@ class Unit:
         self.user_id = user_id
         self.owed: set[str] = set()
         """Chunks whose debts this transaction marked; paid after its commit."""
+        self.fixed_dimension: int | None = None
+        """The vault's dimension, where this transaction brought its first vector."""
         self._owner: LockedOwner | None = None
         self._saved: LockedOwner | None = None
 
@@ -123,14 +124,11 @@ class Unit:
     def insert(self, table: Table, rows: Sequence[Mapping[str, Any]]) -> None:
         """Insert rows, all with the same keys, for this user."""
         if rows:
-            self.connection.execute(insert(table), [{**row, "user_id": self.user_id} for row in rows])
+            insert_rows(self.connection, table, rows, user_id=self.user_id)
 
     def insert_new(self, table: Table, rows: Sequence[Mapping[str, Any]]) -> int:
         """Insert the rows whose keys are free; how many those were. No error aborts the transaction."""
-        if not rows:
-            return 0
-        statement = upsert(self.connection, table).on_conflict_do_nothing()
-        return self.connection.execute(statement, [{**row, "user_id": self.user_id} for row in rows]).rowcount
+        return insert_rows(self.connection, table, rows, ignoring=True, user_id=self.user_id) if rows else 0
 
     def execute(self, statement: Any, parameters: Any = None) -> CursorResult[Any]:
         return self.connection.execute(statement, parameters)
@@ -138,13 +136,13 @@ class Unit:
     @contextmanager
     def savepoint(self) -> Iterator[None]:
         """What fails inside leaves the transaction as it was before."""
-        owed = set(self.owed)
+        owed, dimension = set(self.owed), self.fixed_dimension
         try:
             with self.connection.begin_nested():
                 yield
         except BaseException:
             self._owner = self._saved = None  # read anew: the row went back, too
-            self.owed = owed
+            self.owed, self.fixed_dimension = owed, dimension
             raise
 
     def owners_of(self, table: Table, ids: Sequence[str]) -> dict[str, str]:
@@ -199,11 +197,6 @@ class Unit:
         statement = select(*columns).where(OWNERS.c.user_id == self.user_id).with_for_update()
         row = self.connection.execute(statement).one_or_none()
         return None if row is None else dict(row._mapping)
-
-
-def upsert(connection: Connection, table: Table) -> sqlite.Insert | postgresql.Insert:
-    """An INSERT that can say ON CONFLICT, in the database's own dialect."""
-    return sqlite.insert(table) if connection.dialect.name == "sqlite" else postgresql.insert(table)
 
 
 def _owned_in(frm: FromClause) -> list[Table]:

@@ -71,6 +71,8 @@ class Payer:
                         return
         except (VectorIndexError, StorageError) as exc:
             log.warning("a committed write is still owed to the index: %s", exc)
+        except Exception:
+            log.exception("a committed write is still owed to the index, which failed in an unforeseen way")
 
     def pay_all(self) -> SyncReport:
         """Pay every debt, however recently its last attempt failed."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from dataclasses import replace
 
 from memvault.database.transactions import Database
 from memvault.errors import IndexMismatchError, IndexOwnershipError, VectorIndexError
@@ -71,6 +72,10 @@ class IndexReach:
             self._opened = True
             self.last_error = None
             return self._index
+
+    def fix_dimension(self, dimension: int) -> None:
+        """Note the dimension that the vault's first vector has just fixed."""
+        self._row = replace(self._row, dimension=dimension)
 
     def lost(self, error: VectorIndexError) -> None:
         """Note that the open index failed; it stays open, and the next call may well work."""

@@ -9,8 +9,8 @@ from datetime import UTC, datetime
 from sqlalchemy import Connection, select
 
 from memvault.database.base import STORE_META
+from memvault.database.bulk import upsert
 from memvault.database.transactions import Database
-from memvault.database.unit import upsert
 from memvault.errors import IndexMismatchError
 from memvault.vectors.outbox import INDEXES, LiveIndex, live_index
 

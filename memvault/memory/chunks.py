@@ -28,6 +28,7 @@ from memvault.memory.insertion import check_references, insert_drafts, settle_do
 from memvault.memory.paging import check_paging, keyset_page
 from memvault.memory.sessions import SessionChange, count_in_sessions
 from memvault.text import (
+    check_choice,
     check_content,
     check_fraction,
     check_identifier,
@@ -35,7 +36,7 @@ from memvault.text import (
     check_metadata,
     shown,
 )
-from memvault.values import Chunk, NewChunk, Page
+from memvault.values import MEMORY_TYPES, Chunk, NewChunk, Page
 from memvault.vectors import canonical
 
 TRANSACTION_SIZE = 5000
@@ -140,7 +141,7 @@ class ChunkStore:
         condition = check_filter(where)
         check_paging(order, limit, after)
         if memory_type is not None:
-            condition = condition & (F.memory_type == memory_type)
+            condition = condition & (F.memory_type == check_choice(memory_type, "memory_type", MEMORY_TYPES))
         if session_id is not None:
             condition = condition & (F.session_id == check_identifier(session_id, "session_id"))
         if not include_compressed:

@@ -45,10 +45,8 @@ def check_references(unit: Unit, drafts: Sequence[Draft], on_conflict: str) -> N
 def insert_drafts(unit: Unit, drafts: Sequence[Draft], on_conflict: str) -> list[Chunk]:
     """Write drafts: chunks, vectors, counts and debts. Returns the chunks stored, in their order."""
     require_sessions(unit, (draft.session_id for draft in drafts if draft.session_id is not None))
-    if any(draft.session_id is None for draft in drafts):
-        default = default_session(unit)
-        drafts = [replace(draft, session_id=draft.session_id or default) for draft in drafts]
-    stored = _insert_rows(unit, drafts, on_conflict)
+    default = default_session(unit) if any(draft.session_id is None for draft in drafts) else ""
+    stored, rows = _insert_rows(unit, drafts, default, on_conflict)
     canonical.apply(
         unit,
         put=[
@@ -60,26 +58,30 @@ def insert_drafts(unit: Unit, drafts: Sequence[Draft], on_conflict: str) -> list
     )
     changes: dict[str, SessionChange] = {}
     for draft in stored:
-        assert draft.session_id is not None
-        change = changes.setdefault(draft.session_id, SessionChange())
+        change = changes.setdefault(draft.session_id or default, SessionChange())
         change.memories += 1
         change.tokens += draft.token_count
+        change.latest = max(change.latest or draft.created_at, draft.created_at)
     count_in_sessions(unit, changes)
-    return [Chunk.model_construct(**_row(draft), user_id=unit.user_id) for draft in stored]
+    return [Chunk.model_construct(**row, user_id=unit.user_id) for row in rows]
 
 
-def _insert_rows(unit: Unit, drafts: Sequence[Draft], on_conflict: str) -> list[Draft]:
+def _insert_rows(
+    unit: Unit, drafts: Sequence[Draft], default_session_id: str, on_conflict: str
+) -> tuple[list[Draft], list[dict[str, Any]]]:
+    """The drafts that got in, and their rows."""
     remaining = list(drafts)
     for _ in range(MAX_DRAWS):
+        rows = [_row(draft, default_session_id) for draft in remaining]
         try:
             with unit.savepoint():
-                if unit.insert_new(CHUNKS, [_row(draft) for draft in remaining]) < len(remaining):
+                if unit.insert_new(CHUNKS, rows) < len(remaining):
                     raise _TakenError
         except _TakenError:
             taken = unit.owners_of(CHUNKS, [draft.id for draft in remaining])
             remaining = _free(unit, remaining, on_conflict, taken)
         else:
-            return remaining
+            return remaining, rows
     raise StorageError(f"no free chunk id in {MAX_DRAWS} draws")
 
 
@@ -97,10 +99,10 @@ def _free(unit: Unit, drafts: Sequence[Draft], on_conflict: str, taken: dict[str
     return free
 
 
-def _row(draft: Draft) -> dict[str, Any]:
+def _row(draft: Draft, default_session_id: str) -> dict[str, Any]:
     return {
         "id": draft.id,
-        "session_id": draft.session_id,
+        "session_id": draft.session_id or default_session_id,
         "memory_type": draft.memory_type,
         "content": draft.content,
         "importance": draft.importance,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from sqlalchemy import Boolean, Column, Index, Integer, bindparam, case
+from sqlalchemy import BindParameter, Boolean, Case, Column, Index, Integer, bindparam, case
 from sqlmodel import Field
 
 from memvault.database.base import Base, Owned, UtcDateTime, identifier, non_negative, table_of
@@ -46,10 +46,11 @@ SESSIONS = table_of(Session)
 
 @dataclass
 class SessionChange:
-    """How the counts of one session change."""
+    """How the counts of one session change, and when something last happened in it, if that is new."""
 
     memories: int = 0
     tokens: int = 0
+    latest: datetime | None = None
 
 
 class SessionStore:
@@ -90,15 +91,13 @@ class SessionStore:
 
     def touch(self, id: str) -> MemorySession:
         """Note activity in a session now. Raises NotFoundError."""
-        now = datetime.now(UTC)
-        return self._change(id, {"last_activity": _latest(now)})
+        now = bindparam("now", datetime.now(UTC), UtcDateTime())
+        return self._change(id, {"last_activity": _later(now)})
 
     def end(self, id: str) -> MemorySession:
         """End a session; one that has ended keeps its first end. Raises NotFoundError."""
-        now = datetime.now(UTC)
-        first_end = case(
-            (SESSIONS.c.ended_at.is_(None), bindparam("now", now, UtcDateTime())), else_=SESSIONS.c.ended_at
-        )
+        now = bindparam("now", datetime.now(UTC), UtcDateTime())
+        first_end = case((SESSIONS.c.ended_at.is_(None), now), else_=SESSIONS.c.ended_at)
         return self._change(id, {"ended_at": first_end})
 
     def _change(self, id: str, values: Mapping[str, Any]) -> MemorySession:
@@ -162,18 +161,19 @@ def count_in_sessions(unit: Unit, changes: Mapping[str, SessionChange]) -> None:
         .values(
             memory_count=SESSIONS.c.memory_count + bindparam("memories"),
             total_tokens=SESSIONS.c.total_tokens + bindparam("tokens"),
-            last_activity=_latest(datetime.now(UTC)),
+            last_activity=_later(bindparam("latest", type_=UtcDateTime())),
         )
     )
     parameters = [
-        {"session": id, "memories": change.memories, "tokens": change.tokens} for id, change in sorted(changes.items())
+        {"session": id, "memories": change.memories, "tokens": change.tokens, "latest": change.latest}
+        for id, change in sorted(changes.items())
     ]
     unit.execute(statement, parameters)
 
 
-def _latest(now: datetime) -> Any:
-    bound = bindparam("now", now, UtcDateTime())
-    return case((SESSIONS.c.last_activity < bound, bound), else_=SESSIONS.c.last_activity)
+def _later(than: BindParameter[datetime]) -> Case[Any]:
+    """The session's last activity, or a time that is later; NULL never is."""
+    return case((SESSIONS.c.last_activity < than, than), else_=SESSIONS.c.last_activity)
 
 
 def _find(unit: Unit, id: str) -> MemorySession | None:

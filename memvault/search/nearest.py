@@ -17,7 +17,7 @@ from sqlalchemy import func
 
 from memvault.database.unit import Unit
 from memvault.database.where import compile_where
-from memvault.embedding.base import Vector
+from memvault.embedding.base import Vector, check_vector
 from memvault.errors import VectorIndexError
 from memvault.filters import Filter
 from memvault.indexing.reach import IndexReach
@@ -26,7 +26,7 @@ from memvault.values import Chunk
 from memvault.vectors.base import VectorIndex, VectorMatch, pushdown
 from memvault.vectors.canonical import load_vectors, vector_count
 from memvault.vectors.exact import best, similarities
-from memvault.vectors.outbox import owed_ids
+from memvault.vectors.outbox import live_index, owed_ids
 
 Tier = Literal["exact", "index"]
 
@@ -65,12 +65,20 @@ class NearestSearch:
         count = vector_count(unit)
         if count == 0:
             return []
+        self._check_dimension(unit, wanted.vector)
         index = self._reach.current
         if count > self._exact_limit and index is not None and not index.transactional:
             found = self._by_index(unit, index, wanted, count)
             if found is not None:
                 return found
         return self._exactly(unit, wanted)
+
+    def _check_dimension(self, unit: Unit, vector: Vector) -> None:
+        """Another process, or this very transaction, may just have fixed the dimension of a vault without embedder."""
+        if self._reach.row.dimension is None:
+            live = live_index(unit.connection)
+            if live is not None and live.dimension is not None:
+                check_vector(vector, "embedding", live.dimension)
 
     def _exactly(self, unit: Unit, wanted: Wanted) -> list[Neighbor]:
         ids, matrix = load_vectors(unit, self._reach.row.model, wanted.vector.size)

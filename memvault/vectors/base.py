@@ -23,6 +23,10 @@ INDEXED: dict[str, tuple[Operator, ...]] = {
 }
 """What every index answers itself: the fields of a record's metadata, and the comparisons on each."""
 
+DECIMALS = 6
+"""Similarities that agree to so many decimals are ties, broken by id: float32 sums differ in the seventh by the order
+in which they are added, and an answer must not change its order from one call, or one index, to the next."""
+
 
 @dataclass(frozen=True)
 class IndexSpec:
@@ -65,7 +69,10 @@ class VectorMatch:
 
 @dataclass(frozen=True)
 class ScannedRecord:
-    """One record as `VectorIndex.scan` found it. ``metadata`` None: it is not what memvault writes."""
+    """One record as `VectorIndex.scan` found it. ``metadata`` None: it is not what memvault writes.
+
+    Importance may differ from what was written in the last of its 16 digits: Chroma reads it back by way of text.
+    """
 
     id: str
     user_id: str

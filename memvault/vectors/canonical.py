@@ -38,7 +38,8 @@ from memvault.database.base import (
     table_of,
 )
 from memvault.database.batches import batches
-from memvault.database.unit import EPOCHS_PER_OWNER, Unit, upsert
+from memvault.database.bulk import upsert
+from memvault.database.unit import EPOCHS_PER_OWNER, Unit
 from memvault.embedding.base import Matrix, Vector
 from memvault.errors import ValidationError
 from memvault.vectors.outbox import INDEXES, OUTBOX, LiveIndex, mark
@@ -119,6 +120,7 @@ def apply(
                 )
         if live.dimension is None:
             unit.execute(update(INDEXES).where(INDEXES.c.id == live.id).values(dimension=dimension))
+            unit.fixed_dimension = dimension
         unit.insert(
             VECTORS,
             [

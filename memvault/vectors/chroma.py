@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from memvault.embedding.base import Vector
-from memvault.errors import MissingDependencyError, VectorIndexError
+from memvault.errors import VectorIndexError
 from memvault.filters import EVERYTHING, Filter
 from memvault.vectors.base import IndexSpec, ScannedRecord, VectorMatch, VectorRecord
-from memvault.vectors.chroma_collection import ChromaCollection, chroma_errors, name_of
+from memvault.vectors.chroma_collection import ChromaCollection, chroma_errors, name_of, require_chromadb
 from memvault.vectors.ownership import DirectoryOwnership
 
 if TYPE_CHECKING:
@@ -48,6 +48,7 @@ class ChromaIndex:
         return self._spec
 
     def open(self, spec: IndexSpec) -> bool:
+        require_chromadb()
         with self._guard:
             self._ownership.acquire()
             self._disconnect()
@@ -111,12 +112,10 @@ class ChromaIndex:
         return collection
 
     def _connect(self) -> Client:
-        try:
-            from chromadb.api.client import Client
-            from chromadb.api.shared_system_client import SharedSystemClient
-            from chromadb.config import Settings
-        except ImportError as exc:
-            raise MissingDependencyError(f"the Chroma index needs chromadb: pip install chromadb ({exc})") from exc
+        from chromadb.api.client import Client
+        from chromadb.api.shared_system_client import SharedSystemClient
+        from chromadb.config import Settings
+
         settings = Settings(
             _env_file=None,  # type: ignore[call-arg]  # a .env file in the working directory is the service's
             chroma_api_impl="chromadb.api.rust.RustBindingsAPI",

@@ -10,9 +10,9 @@ import numpy as np
 
 from memvault.database.batches import batches
 from memvault.embedding.base import Vector
-from memvault.errors import IndexMismatchError, VectorIndexError
+from memvault.errors import IndexMismatchError, MissingDependencyError, VectorIndexError
 from memvault.filters import EVERYTHING, NOTHING, Comparison, Filter
-from memvault.vectors.base import IndexSpec, ScannedRecord, VectorMatch, VectorRecord
+from memvault.vectors.base import DECIMALS, IndexSpec, ScannedRecord, VectorMatch, VectorRecord
 from memvault.vectors.chroma_records import compile_where, restored_metadata, stored_metadata
 
 if TYPE_CHECKING:
@@ -37,6 +37,14 @@ READ_SIZE = 1000
 """Ids to one read: Chroma binds each to its SQL statement, and of 5,000 it misses some."""
 
 MAX_K = 2**31 - 1
+
+
+def require_chromadb() -> None:
+    """Raise MissingDependencyError where the package is absent or broken. Importing it takes a second: at use only."""
+    try:
+        import chromadb  # noqa: F401
+    except ImportError as exc:
+        raise MissingDependencyError(f"the Chroma index needs chromadb: pip install chromadb ({exc})") from exc
 
 
 @contextmanager
@@ -130,7 +138,7 @@ class ChromaCollection:
             lost = [chunk_id for chunk_id in self._listed(condition) if chunk_id not in found]
             for records in self._read(lost, READ_SIZE):
                 found.update((record.id, float(record.vector @ vector)) for record in records)
-        ranked = sorted((-similarity, chunk_id) for chunk_id, similarity in found.items())
+        ranked = sorted((-round(similarity, DECIMALS), chunk_id) for chunk_id, similarity in found.items())
         return [VectorMatch(chunk_id, min(1.0, max(-1.0, -negated))) for negated, chunk_id in ranked[:k]]
 
     def scan(self, batch: int) -> Iterator[list[ScannedRecord]]:

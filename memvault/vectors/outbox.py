@@ -14,7 +14,8 @@ from sqlalchemy import BigInteger, Boolean, Column, Connection, Index, Integer, 
 from sqlmodel import Field
 
 from memvault.database.base import Base, UtcDateTime, identifier, non_negative, one_of, table_of
-from memvault.database.unit import Unit, upsert
+from memvault.database.bulk import upsert
+from memvault.database.unit import Unit
 
 
 class VectorIndexRow(Base, table=True):
