@@ -58,7 +58,7 @@ def build_embedder(embedder: str | Embedder) -> Embedder | None:
             return None
         raise ConfigurationError(
             f"embedder={embedder!r} is no embedder of this version; there are static, none, or an object with "
-            "Embedder's methods"
+            "Embedder's methods (a vault founded with an object is opened with one of the same model)"
         )
     if not isinstance(embedder, Embedder):
         raise ConfigurationError(f"embedder must be a name or an Embedder, got {shown(embedder)}")

@@ -138,28 +138,33 @@ class Payer:
             by_owner[debt.user_id].append(debt.chunk_id)
         model = self._reach.row.model
         joined = CHUNKS.join(VECTORS, VECTORS.c.chunk_id == CHUNKS.c.id)
-        columns = [CHUNKS.c[name] for name in ("id", "content", *RecordMetadata.__dataclass_fields__)]
+        columns = [CHUNKS.c[name] for name in RecordMetadata.__dataclass_fields__]
         with self._database.reading() as connection:
             for user_id, ids in by_owner.items():
                 unit = Unit(connection, user_id)
                 for some in batches(ids):
-                    statement = unit.select(*columns, VECTORS.c.vector, frm=joined, by_key=True)
+                    statement = unit.select(
+                        CHUNKS.c.id, CHUNKS.c.content, VECTORS.c.vector, *columns, frm=joined, by_key=True
+                    )
                     statement = statement.where(CHUNKS.c.id.in_(some))
                     statement = statement.where(VECTORS.c.model == model, VECTORS.c.field == CONTENT)
                     for row in unit.execute(statement):
                         yield _record(row)
 
     def _settle(self, debts: Sequence[_Debt]) -> None:
-        statement = delete(OUTBOX).where(
-            OUTBOX.c.index_id == bindparam("index"),
-            OUTBOX.c.chunk_id == bindparam("chunk"),
-            OUTBOX.c.generation == bindparam("claimed"),
-        )
+        by_generation: dict[int, list[str]] = defaultdict(list)
+        for debt in debts:
+            by_generation[debt.generation].append(debt.chunk_id)
         with self._database.writing() as connection:
-            connection.execute(
-                statement,
-                [{"index": self._reach.row.id, "chunk": debt.chunk_id, "claimed": debt.generation} for debt in debts],
-            )
+            for generation, ids in by_generation.items():
+                for some in batches(ids):
+                    connection.execute(
+                        delete(OUTBOX).where(
+                            OUTBOX.c.index_id == self._reach.row.id,
+                            OUTBOX.c.chunk_id.in_(some),
+                            OUTBOX.c.generation == generation,
+                        )
+                    )
 
     def _put_off(self, debts: Sequence[_Debt], error: VectorIndexError) -> None:
         now = datetime.now(UTC)
@@ -183,5 +188,5 @@ class Payer:
 
 
 def _record(row: Any) -> VectorRecord:
-    metadata = RecordMetadata(**{name: row._mapping[name] for name in RecordMetadata.__dataclass_fields__})
-    return VectorRecord(row.id, np.frombuffer(row.vector, dtype="<f4"), row.content, metadata)
+    chunk_id, content, vector, *metadata = row
+    return VectorRecord(chunk_id, np.frombuffer(vector, dtype="<f4"), content, RecordMetadata(*metadata))

@@ -139,7 +139,8 @@ class ChunkStore:
         Compressed ones are left out unless ``include_compressed`` is true or the filter itself names ``compressed``.
         """
         condition = check_filter(where)
-        check_paging(order, limit, after)
+        keys = (CHUNKS.c.created_at, CHUNKS.c.id)
+        check_paging(keys, order, limit, after)
         if memory_type is not None:
             condition = condition & (F.memory_type == check_choice(memory_type, "memory_type", MEMORY_TYPES))
         if session_id is not None:
@@ -148,7 +149,6 @@ class ChunkStore:
             condition = without_compressed(condition)
         if condition is NOTHING:
             return Page[Chunk](items=[])
-        keys = (CHUNKS.c.created_at, CHUNKS.c.id)
         return self._transactions.read(
             lambda unit: keyset_page(
                 unit,

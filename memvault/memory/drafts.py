@@ -75,12 +75,16 @@ class Drafting:
     def draft(self, chunks: Sequence[NewChunk]) -> list[Draft]:
         """Check new chunks, without any I/O. Raises ValidationError, naming the place where there are several."""
         now = datetime.now(UTC)
-        return [
-            self._draft(chunk, now + timedelta(microseconds=place), f"chunks[{place}]." if len(chunks) > 1 else "")
-            for place, chunk in enumerate(chunks)
-        ]
+        drafts: list[Draft] = []
+        dimension = self.dimension
+        for place, chunk in enumerate(chunks):
+            prefix = f"chunks[{place}]." if len(chunks) > 1 else ""
+            drafts.append(self._draft(chunk, now + timedelta(microseconds=place), dimension, prefix))
+            if dimension is None and (vector := drafts[-1].vector) is not None:
+                dimension = vector.size  # as the vault will have it once these are stored
+        return drafts
 
-    def _draft(self, chunk: NewChunk, now: datetime, prefix: str) -> Draft:
+    def _draft(self, chunk: NewChunk, now: datetime, dimension: int | None, prefix: str) -> Draft:
         if not isinstance(chunk, NewChunk):
             raise ValidationError(f"{prefix or 'chunk'} must be a NewChunk, got {shown(chunk)}")
         memory_type = check_choice(chunk.memory_type, f"{prefix}memory_type", MEMORY_TYPES)
@@ -94,16 +98,13 @@ class Drafting:
             importance=check_fraction(chunk.importance, f"{prefix}importance"),
             token_count=self.count_tokens(content),
             created_at=now if chunk.created_at is None else check_time(chunk.created_at, f"{prefix}created_at"),
-            vector=self.check_embedding(chunk.embedding, memory_type, f"{prefix}embedding"),
+            vector=_check_embedding(chunk.embedding, memory_type, dimension, f"{prefix}embedding"),
             metadata={} if chunk.metadata is None else check_metadata(chunk.metadata, f"{prefix}metadata"),
         )
 
-    def check_embedding(self, embedding: object, memory_type: str, argument: str = "embedding") -> Vector | None:
-        if embedding is None:
-            return None
-        if memory_type == PROCEDURAL:
-            raise ValidationError(f"{argument}: a chunk of type procedural has no vector; leave it out")
-        return check_vector(embedding, argument, self.dimension)
+    def check_embedding(self, embedding: object, memory_type: str) -> Vector | None:
+        """The caller's vector at unit norm, where there is one and may be one."""
+        return _check_embedding(embedding, memory_type, self.dimension, "embedding")
 
     def count_tokens(self, content: str) -> int:
         return check_integer(self._count(content), "token_counter's answer", minimum=0)
@@ -139,3 +140,11 @@ class Drafting:
                 'with embedder="static"'
             )
         return self.embedder
+
+
+def _check_embedding(embedding: object, memory_type: str, dimension: int | None, argument: str) -> Vector | None:
+    if embedding is None:
+        return None
+    if memory_type == PROCEDURAL:
+        raise ValidationError(f"{argument}: a chunk of type procedural has no vector; leave it out")
+    return check_vector(embedding, argument, dimension)

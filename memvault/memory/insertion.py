@@ -26,8 +26,11 @@ class _TakenError(Exception):
 def settle_doubles(drafts: Sequence[Draft], on_conflict: str) -> list[Draft]:
     """Drafts without ids given twice in one call: the first of them counts, or a ConflictError is raised."""
     check_choice(on_conflict, "on_conflict", ON_CONFLICT)
+    given = {draft.id for draft in drafts if draft.id_given}
     unique: dict[str, Draft] = {}
     for draft in drafts:
+        while not draft.id_given and (draft.id in unique or draft.id in given):
+            draft = replace(draft, id=new_chunk_id())
         if draft.id not in unique:
             unique[draft.id] = draft
         elif on_conflict == "error":

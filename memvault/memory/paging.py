@@ -6,14 +6,15 @@ import base64
 import binascii
 import json
 from collections.abc import Callable, Sequence
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any, TypeVar
 
 from sqlalchemy import ColumnElement, Select, tuple_
 
+from memvault.database.base import UtcDateTime
 from memvault.database.unit import Unit
 from memvault.errors import ValidationError
-from memvault.text import check_choice, check_integer, shown
+from memvault.text import MAX_INTEGER, check_choice, check_identifier, check_integer, check_time, shown
 from memvault.values import Page
 
 T = TypeVar("T")
@@ -22,11 +23,12 @@ ORDERS = ("created", "-created")
 """Oldest first, newest first."""
 
 
-def check_paging(order: object, limit: object, after: object) -> None:
+def check_paging(keys: Sequence[ColumnElement[Any]], order: object, limit: object, after: object) -> None:
+    """Check a list's arguments; ``keys`` are the columns it is ordered by."""
     check_choice(order, "order", ORDERS)
     check_integer(limit, "limit", minimum=1)
     if after is not None:
-        _decode(after)
+        _decode(after, keys)
 
 
 def keyset_page(
@@ -45,12 +47,12 @@ def keyset_page(
     """
     descending = order.startswith("-")
     if after is not None:
-        position = _decode(after)
-        if len(position) != len(keys):
-            raise _bad_cursor(after)
+        position = _decode(after, keys)
         here, there = tuple_(*keys), tuple_(*position)
         statement = statement.where(here < there if descending else here > there)
-    statement = statement.order_by(*(key.desc() if descending else key.asc() for key in keys)).limit(limit + 1)
+    statement = statement.order_by(*(key.desc() if descending else key.asc() for key in keys)).limit(
+        min(limit, MAX_INTEGER - 1) + 1
+    )
     rows = unit.execute(statement).all()
     items = [convert(row) for row in rows[:limit]]
     more = len(rows) > limit
@@ -62,17 +64,22 @@ def _encode(position: Sequence[Any]) -> str:
     return base64.urlsafe_b64encode(json.dumps(parts).encode()).decode().rstrip("=")
 
 
-def _decode(cursor: object) -> list[Any]:
+def _decode(cursor: object, keys: Sequence[ColumnElement[Any]]) -> list[Any]:
     if not isinstance(cursor, str):
         raise _bad_cursor(cursor)
     try:
         parts = json.loads(base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)))
-        position = [datetime.fromisoformat(part["t"]) if isinstance(part, dict) else part for part in parts]
-    except (ValueError, KeyError, TypeError, binascii.Error) as exc:
+        if not isinstance(parts, list):
+            raise _bad_cursor(cursor)
+        return [_position(part, key) for part, key in zip(parts, keys, strict=True)]
+    except (ValueError, KeyError, TypeError, RecursionError, binascii.Error) as exc:
         raise _bad_cursor(cursor) from exc
-    if not all(isinstance(part, str) or (isinstance(part, datetime) and part.tzinfo is UTC) for part in position):
-        raise _bad_cursor(cursor)
-    return position
+
+
+def _position(part: Any, key: ColumnElement[Any]) -> Any:
+    if isinstance(key.type, UtcDateTime):
+        return check_time(datetime.fromisoformat(part["t"]), "after")
+    return check_identifier(part, "after")
 
 
 def _bad_cursor(cursor: object) -> ValidationError:

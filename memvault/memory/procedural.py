@@ -83,12 +83,13 @@ class ProceduralStore:
 
     def list(self, *, limit: int = 50, after: str | None = None) -> Page[Preference]:
         """The preferences by key."""
-        check_paging("created", limit, after)
+        keys = (PROCEDURAL_MEMORY.c.key,)
+        check_paging(keys, "created", limit, after)
         return self._transactions.read(
             lambda unit: keyset_page(
                 unit,
                 unit.select(*PROCEDURAL_MEMORY.c, frm=PROCEDURAL_MEMORY),
-                (PROCEDURAL_MEMORY.c.key,),
+                keys,
                 _value,
                 order="created",
                 limit=limit,

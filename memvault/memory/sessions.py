@@ -75,8 +75,8 @@ class SessionStore:
 
     def list(self, *, order: str = "created", limit: int = 50, after: str | None = None) -> Page[MemorySession]:
         """The sessions by their start, oldest first, or newest first with ``order="-created"``."""
-        check_paging(order, limit, after)
         keys = (SESSIONS.c.started_at, SESSIONS.c.id)
+        check_paging(keys, order, limit, after)
         return self._transactions.read(
             lambda unit: keyset_page(
                 unit,

@@ -85,8 +85,8 @@ class JobStore:
 
     def list(self, *, order: str = "created", limit: int = 50, after: str | None = None) -> Page[Job]:
         """The jobs, oldest first, or newest first with ``order="-created"``."""
-        check_paging(order, limit, after)
         keys = (JOBS.c.created_at, JOBS.c.id)
+        check_paging(keys, order, limit, after)
         return self._transactions.read(
             lambda unit: keyset_page(
                 unit, unit.select(*JOB_COLUMNS, frm=JOBS), keys, _value, order=order, limit=limit, after=after

@@ -14,6 +14,11 @@ _OPERATORS = {
     "==": "$eq", "!=": "$ne", "<": "$lt", "<=": "$lte", ">": "$gt", ">=": "$gte", "in": "$in", "not in": "$nin",
 }  # fmt: skip
 
+_KINDS = {
+    "user_id": str, "session_id": str, "memory_type": str, "importance": float, "compressed": bool,
+    "created_at": str, "created_us": int,
+}  # fmt: skip
+
 
 def compile_where(where: Filter) -> dict[str, Any]:
     """A filter that `pushdown` let through, as Chroma's where: one operator to a dictionary."""
@@ -39,21 +44,25 @@ def _microseconds(time: datetime) -> int:
 
 
 def stored_metadata(metadata: RecordMetadata) -> dict[str, str | int | float | bool]:
+    """The seven keys, always all of them: an upsert of Chroma's leaves alone what it does not name."""
     return {
-        **vars(metadata),
+        "user_id": metadata.user_id,
+        "session_id": metadata.session_id,
+        "memory_type": metadata.memory_type,
         "importance": float(metadata.importance),  # an int would be of another type to Chroma, equal to no float
+        "compressed": metadata.compressed,
         "created_at": metadata.created_at.astimezone(UTC).isoformat(),
         "created_us": _microseconds(metadata.created_at),
     }
 
 
 def restored_metadata(stored: dict[str, Any]) -> RecordMetadata | None:
-    """What `stored_metadata` was given, exactly; None where it cannot have made this."""
-    values = {name: value for name, value in stored.items() if name != "created_us"}
+    """What `stored_metadata` was given; None where it cannot have made this."""
+    if {name: type(value) for name, value in stored.items()} != _KINDS:
+        return None
+    values = {name: stored[name] for name in RecordMetadata.__dataclass_fields__}
     try:
         metadata = RecordMetadata(**{**values, "created_at": datetime.fromisoformat(stored["created_at"])})
-        again = stored_metadata(metadata)
-    except (KeyError, TypeError, ValueError):
+        return metadata if stored_metadata(metadata) == stored else None
+    except (TypeError, ValueError):  # a time without a zone, or none at all
         return None
-    same = again == stored and all(type(again[name]) is type(value) for name, value in stored.items())
-    return metadata if same else None

@@ -6,15 +6,16 @@ the committed state. A mark raises the debt's generation, so that a payment of w
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from sqlalchemy import BigInteger, Boolean, Column, Connection, Index, Integer, String, Text, func, select, text
+from sqlalchemy import BigInteger, Boolean, Column, Connection, Index, Integer, String, Text, func, select, text, update
 from sqlmodel import Field
 
 from memvault.database.base import Base, UtcDateTime, identifier, non_negative, one_of, table_of
-from memvault.database.bulk import upsert
+from memvault.database.batches import batches
+from memvault.database.bulk import insert_rows
 from memvault.database.unit import Unit
 
 
@@ -88,32 +89,27 @@ def live_index(connection: Connection) -> LiveIndex | None:
     return None if row is None else LiveIndex(**row._mapping)
 
 
-def mark(connection: Connection, index_id: int, user_id: str, chunk_ids: Iterable[str]) -> None:
+def mark(connection: Connection, index_id: int, user_id: str, chunk_ids: Sequence[str]) -> None:
     """Record that an index owes these chunks of a user. A chunk that is owed already gets a new generation."""
-    now = datetime.now(UTC)
-    rows = [
-        {
-            "index_id": index_id,
-            "chunk_id": chunk_id,
-            "user_id": user_id,
-            "generation": 1,
-            "attempts": 0,
-            "marked_at": now,
-        }
-        for chunk_id in chunk_ids
-    ]
-    if not rows:
+    if not chunk_ids:
         return
-    statement = upsert(connection, OUTBOX)
-    statement = statement.on_conflict_do_update(
-        index_elements=["index_id", "chunk_id"],
-        set_={
-            "generation": OUTBOX.c.generation + 1,
-            "user_id": statement.excluded.user_id,
-            "not_before": None,
-        },
+    for some in batches(chunk_ids):
+        connection.execute(
+            update(OUTBOX)
+            .where(OUTBOX.c.index_id == index_id, OUTBOX.c.chunk_id.in_(some))
+            .values(generation=OUTBOX.c.generation + 1, user_id=user_id, not_before=None)
+        )
+    insert_rows(
+        connection,
+        OUTBOX,
+        [{"chunk_id": chunk_id} for chunk_id in chunk_ids],
+        ignoring=True,
+        index_id=index_id,
+        user_id=user_id,
+        generation=1,
+        attempts=0,
+        marked_at=datetime.now(UTC),
     )
-    connection.execute(statement, rows)
 
 
 def owed_ids(unit: Unit, index_id: int) -> list[str]:

@@ -1,0 +1,98 @@
+"""Which vault is a command about, and is it there?"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+from urllib.parse import unquote, urlsplit
+
+import typer
+from sqlalchemy import URL
+
+from memvault import ConfigurationError, NotFoundError, StorageLayer, create_engine
+from memvault.config import PREFIX, settings_from_env
+from memvault.database import migrate
+from memvault.database.engine import parse_url
+from memvault.database.transactions import Database
+from memvault.indexing.vault import find_vault
+
+URL_VARIABLE = f"{PREFIX}DATABASE_URL"
+
+DatabaseUrl = Annotated[
+    str | None,
+    typer.Option(
+        "--database-url",
+        envvar=URL_VARIABLE,
+        metavar="URL",
+        help="The vault's database, such as sqlite:///memvault.db.",
+        show_default=False,
+    ),
+]
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+
+
+def require_url(database_url: str | None) -> URL:
+    """The URL that the option or the environment gave; ConfigurationError where neither did."""
+    if not database_url:
+        raise ConfigurationError(
+            f"which database? Give --database-url sqlite:///memvault.db, or set {URL_VARIABLE} to such a URL"
+        )
+    return parse_url(database_url)
+
+
+def require_database(database_url: str | None) -> URL:
+    """As `require_url`; NotFoundError where it is a SQLite file that does not exist: opening it would make it."""
+    url = require_url(database_url)
+    if (path := _file(url)) is not None and not path.is_file():
+        raise NotFoundError(f"there is no database at {path}; `memvault import` or `memvault db upgrade` makes one")
+    return url
+
+
+@contextmanager
+def open_vault(database_url: str | None) -> Iterator[StorageLayer]:
+    """The vault as `StorageLayer.from_env` opens it: founded where there is none."""
+    require_url(database_url)
+    with StorageLayer.open(**_settings(database_url)) as storage:
+        yield storage
+
+
+@contextmanager
+def existing_vault(database_url: str | None) -> Iterator[StorageLayer]:
+    """The vault, for commands that only look: nothing is made, and nothing migrated unless MEMVAULT_SCHEMA says so."""
+    url = require_database(database_url)
+    settings = {"schema": "check", **_settings(database_url)}
+    _require_founded(url, settings["schema"])
+    with StorageLayer.open(**settings) as storage:
+        yield storage
+
+
+def _settings(database_url: str | None) -> dict[str, Any]:
+    return settings_from_env({**os.environ, URL_VARIABLE: database_url or ""})
+
+
+def _require_founded(url: URL, schema: str) -> None:
+    engine = create_engine(url)
+    try:
+        if schema == "check":
+            migrate.require_head(engine)
+        elif schema == "upgrade":
+            migrate.upgrade(engine)
+        if find_vault(Database(engine)) is None:
+            raise NotFoundError(
+                f"there is no vault yet in {url.render_as_string(hide_password=True)}: it is founded by the first "
+                "`memvault import` or StorageLayer.open, which choose its index and embedder"
+            )
+    finally:
+        engine.dispose()
+
+
+def _file(url: URL) -> Path | None:
+    if url.get_backend_name() != "sqlite" or url.database is None:
+        return None
+    if url.database.startswith("file:"):
+        return Path(unquote(urlsplit(url.database).path))
+    return Path(url.database).absolute()
