@@ -10,6 +10,7 @@ from alembic.util import CommandError
 
 from memvault import models
 from memvault.database import base, migrate
+from memvault.database.translate import database_errors
 from memvault.errors import MemvaultError
 
 config = context.config
@@ -62,7 +63,7 @@ def from_command_line() -> None:
                 context.run_migrations()
             return
         engine = migrate.migration_engine(database_url())
-        with engine.connect() as own:
+        with database_errors(), engine.connect() as own:
             migrate.run(own, lambda: migrate_on(own))
     except MemvaultError as exc:
         raise CommandError(str(exc)) from exc

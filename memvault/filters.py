@@ -283,6 +283,9 @@ def check_filter(where: object, argument: str = "where") -> Filter:
         raise ValidationError(f"{argument} must be a filter such as F.importance >= 0.5, got {shown(where)}")
     if (size := len(list(comparisons(where)))) > MAX_COMPARISONS:
         raise ValidationError(f"{argument} must have at most {MAX_COMPARISONS} comparisons, got {size:,}; use .in_")
+    listed = sum(len(one.value) for one in comparisons(where) if isinstance(one.value, tuple))
+    if listed > MAX_LISTED:
+        raise ValidationError(f"{argument} may list {MAX_LISTED:,} values in all, got {listed:,}; ask in parts")
     return where
 
 

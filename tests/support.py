@@ -9,14 +9,16 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
+import pytest
 from numpy.typing import NDArray
-from sqlalchemy import Engine, event, select
+from sqlalchemy import Connection, Engine, event, select
 
-from memvault import Hit, StorageLayer
+from memvault import Hit, MemvaultError, StorageLayer
+from memvault.database.engine import READ_ONLY
 from memvault.embedding.base import Matrix, Vector
 from memvault.filters import EVERYTHING, And, Comparison, Constant, Filter, Or
 from memvault.models import metadata
-from memvault.vectors.base import IndexSpec, RecordMetadata, ScannedRecord, VectorMatch, VectorRecord
+from memvault.vectors.base import IndexSpec, ScannedRecord, VectorMatch, VectorRecord
 
 Floats = Sequence[float] | NDArray[np.floating[Any]]
 
@@ -133,22 +135,34 @@ def passes(where: Filter, fields: Mapping[str, Any]) -> bool:
     raise AssertionError(f"an unknown filter: {where!r}")
 
 
-def record_metadata(fields: Mapping[str, Any]) -> RecordMetadata:
-    return RecordMetadata(**{name: fields[name] for name in RecordMetadata.__dataclass_fields__})
+def _reading(storage: StorageLayer) -> Connection:
+    return storage.engine.connect().execution_options(**{READ_ONLY: True})
 
 
 def dump(storage: StorageLayer) -> dict[str, list[tuple[Any, ...]]]:
     """Every row of every table."""
-    with storage.engine.connect() as connection:
+    with _reading(storage) as connection:
         return {
             table.name: sorted((tuple(row) for row in connection.execute(select(table))), key=repr)
             for table in metadata.sorted_tables
         }
 
 
+@contextmanager
+def refused(layer: StorageLayer, error: type[MemvaultError], *words: str) -> Iterator[None]:
+    """The block raises this error, its message says these words, and no row of any table changed."""
+    before = dump(layer)
+    with pytest.raises(error) as caught:
+        yield
+    assert type(caught.value) is error
+    message = str(caught.value)
+    assert [word for word in words if word not in message] == [], message
+    assert dump(layer) == before
+
+
 def rows_of(storage: StorageLayer, *user_ids: str) -> dict[str, list[tuple[Any, ...]]]:
     """Every row of these users, by table."""
-    with storage.engine.connect() as connection:
+    with _reading(storage) as connection:
         return {
             table.name: sorted(
                 (tuple(row) for row in connection.execute(select(table).where(table.c.user_id.in_(user_ids)))), key=repr
@@ -199,3 +213,29 @@ def assert_nearest(hits: Sequence[Hit], vectors: Mapping[str, Floats], query: Fl
     missed = [similarity for id, similarity in true.items() if id not in ids]
     if missed and similarities:
         assert max(missed) < similarities[-1] + TOLERANCE
+
+
+TEXTS = {
+    "emoji": "🙂👩‍👩‍👧 🇧🇪",
+    "composed": "caf\u00e9",
+    "decomposed": "cafe\u0301",
+    "right-to-left": "\u202eabc\u202c שלום \u200f",
+    "zero-width": "a\u200bb\ufeff",
+    "spaces": "  leading, trailing\t\r\n ",
+    "control": "bell\x07 escape\x1b",
+    "quotes": "it's \"quoted\" `so` %s ? :name {x}",
+    "SQL": "'); DROP TABLE memory_chunks; --",
+    "wildcards": "%_*?[a-z]\\",
+    "noncharacter": "\uffff\U0010ffff",
+}
+"""Texts that are stored exactly as given."""
+
+BAD_TEXTS = {
+    "NUL": "a\x00b",
+    "surrogate": "a\ud800b",
+    "empty": "",
+    "blank": " \t\u00a0\n",
+    "bytes": b"text",
+    "number": 7,
+}
+"""What is no text, or none that may be stored."""

@@ -19,7 +19,7 @@ MAKERS = [
     pytest.param(new_preference_id, r"proc_[0-9a-f]{12}", id="preference"),
 ]
 
-PARTS = st.lists(st.text(st.characters(exclude_categories=("Cs",)), max_size=5), max_size=4)
+PARTS = st.lists(st.text(st.characters(exclude_categories=["Cs"]), max_size=5), max_size=4)
 
 
 @pytest.mark.parametrize(("new_id", "pattern"), MAKERS)

@@ -80,6 +80,12 @@ class Nowhere(tzinfo):
     def utcoffset(self, _when: datetime | None) -> timedelta | None:
         return None
 
+    def dst(self, _when: datetime | None) -> timedelta | None:
+        return None
+
+    def tzname(self, _when: datetime | None) -> str | None:
+        return None
+
 
 TEXT_CHECKS = [pytest.param(check_content, id="content"), pytest.param(check_identifier, id="identifier")]
 
@@ -387,7 +393,7 @@ class TestChoice:
         assert repr(value)[:20] in message
 
 
-JSON_TEXT = st.text(st.characters(exclude_characters="\x00", exclude_categories=("Cs",)), max_size=20)
+JSON_TEXT = st.text(st.characters(exclude_characters="\x00", exclude_categories=["Cs"]), max_size=20)
 JSON_SCALARS = (
     st.none()
     | st.booleans()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from functools import cache
 from typing import Any, ClassVar, cast
 
 from sqlalchemy import (
@@ -108,6 +109,7 @@ def table_of(model: type) -> Table:
     return cast(Table, cast(Any, model).__table__)
 
 
+@cache
 def is_owned(table: Table) -> bool:
     return table in owned_tables()
 

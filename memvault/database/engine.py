@@ -55,7 +55,12 @@ def parse_url(url: str | URL) -> URL:
             f"no database of kind {parsed.get_backend_name()!r}: this version stores on SQLite "
             "(sqlite:///relative.db or sqlite:////absolute.db)"
         )
-    if parsed.database in (None, "", ":memory:"):
+    if parsed.drivername not in ("sqlite", "sqlite+pysqlite"):
+        raise ConfigurationError(f"no driver {parsed.get_driver_name()!r}: write sqlite:///…, the driver is picked")
+    if parsed.host or parsed.username or parsed.password or parsed.port:
+        raise ConfigurationError("a SQLite URL names a file, no host: sqlite:///relative.db or sqlite:////absolute.db")
+    database = parsed.database or ""
+    if database in ("", ":memory:") or database.startswith("file::memory:") or parsed.query.get("mode") == "memory":
         raise ConfigurationError('an in-memory SQLite database is one connection\'s only; open ":memory:" instead')
     return parsed
 
@@ -117,8 +122,8 @@ def _set_wal(cursor: Any) -> None:
     while True:
         try:
             cursor.execute("PRAGMA journal_mode = WAL")
-        except sqlite_driver().OperationalError:
-            if time.monotonic() > deadline:
+        except sqlite_driver().OperationalError as error:
+            if "locked" not in str(error) or time.monotonic() > deadline:
                 raise
             time.sleep(0.01)
         else:

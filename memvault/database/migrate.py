@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import URL, Connection, Engine, NullPool, inspect
 
 from memvault.database.base import VERSION_TABLE, metadata
-from memvault.database.engine import READ_ONLY, create_engine, parse_url, require_folder
+from memvault.database.engine import READ_ONLY, create_engine, listen, parse_url, require_folder
 from memvault.database.translate import database_errors
 from memvault.errors import SchemaError
 
@@ -41,8 +41,10 @@ def ini_path() -> Path:
 def upgrade(target: Engine | URL | str, revision: str = "head") -> None:
     """Migrate a database up to a revision, atomically. At head already, it is only looked at."""
     with _command(target) as (engine, config):
-        if revision == "head" and _stands_at(engine) == _head(config):
+        stands = _stands_at(engine)
+        if revision == "head" and stands == _head(config):
             return
+        _refuse_unknown(stands, config)
         _run_command("upgrade", engine, config, revision)
 
 
@@ -77,14 +79,17 @@ def require_head(target: Engine | URL | str) -> None:
         stands, newest = _stands_at(engine), _head(config)
         if stands == newest:
             return
-        known = {revision for revision, _ in history()}
-        if stands is None or stands in known:
-            raise SchemaError(
-                f"the database is at revision {stands or 'none'}, not at {newest}; run `memvault db upgrade`"
-            )
+        _refuse_unknown(stands, config)
         raise SchemaError(
-            f"the database is at revision {stands}, which this package does not know (its newest is {newest}); upgrade "
-            "memvault, or run `memvault db downgrade` with the version that made it"
+            f"the database is at revision {stands or 'none'}, this package needs {newest}; run `memvault db upgrade`"
+        )
+
+
+def _refuse_unknown(stands: str | None, config: Config) -> None:
+    if stands is not None and stands not in {revision for revision, _ in history()}:
+        raise SchemaError(
+            f"the database is at revision {stands}, which this package does not know (its newest is {_head(config)}); "
+            "upgrade memvault, or run `memvault db downgrade` with the version that made it"
         )
 
 
@@ -101,7 +106,7 @@ def run(connection: Connection, migrate: Callable[[], None]) -> None:
         with connection.begin():
             _refuse_foreign_tables(connection)
             migrate()
-            if sqlite and (broken := connection.exec_driver_sql("PRAGMA foreign_key_check").all()):
+            if sqlite and (broken := _orphans(connection)):
                 raise SchemaError(
                     f"the migration would leave {len(broken)} rows without their parent, e.g. {broken[0]}"
                 )
@@ -123,8 +128,17 @@ def _foreign_keys(connection: Connection, state: str) -> None:
     driver_connection.execute(f"PRAGMA foreign_keys = {state}")
 
 
+def _orphans(connection: Connection) -> list[Any]:
+    """Rows without their parent, where either is ours: a host may keep its own as it likes."""
+    rows = connection.exec_driver_sql("PRAGMA foreign_key_check")
+    return [row for row in rows if row[0] in metadata.tables or row[2] in metadata.tables]
+
+
 def _refuse_foreign_tables(connection: Connection) -> None:
-    present = set(inspect(connection).get_table_names())
+    inspector = inspect(connection)
+    names = {*inspector.get_table_names(), *inspector.get_view_names()}
+    # SQLite's names differ in more than case, or not at all; tables and views share one namespace.
+    present = {name.lower() for name in names} if connection.dialect.name == "sqlite" else names
     if VERSION_TABLE in present and connection.exec_driver_sql(f"SELECT 1 FROM {VERSION_TABLE}").first():
         return
     if taken := sorted(present & metadata.tables.keys()):
@@ -137,6 +151,7 @@ def _refuse_foreign_tables(connection: Connection) -> None:
 @contextlib.contextmanager
 def _command(target: Engine | URL | str) -> Iterator[tuple[Engine, Config]]:
     engine = target if isinstance(target, Engine) else migration_engine(target)
+    listen(engine)
     try:
         with _ONE_AT_A_TIME, database_errors():
             yield engine, _config()
@@ -148,7 +163,11 @@ def _command(target: Engine | URL | str) -> Iterator[tuple[Engine, Config]]:
 def _config() -> Config:
     from alembic.config import Config
 
-    return Config(ini_path())
+    # Not read from alembic.ini: a % in the folder's name would break its interpolation.
+    config = Config()
+    config.set_main_option("script_location", str(ini_path().parent / "alembic").replace("%", "%%"))
+    config.set_main_option("path_separator", "os")
+    return config
 
 
 def _run_command(name: str, engine: Engine, config: Config, revision: str) -> None:

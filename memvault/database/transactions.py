@@ -37,7 +37,8 @@ class Database:
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self.closed = False
-        self._here = threading.local()
+        self._writing: set[int] = set()
+        """Threads that began a write; whoever ends it, on whichever thread, takes them out."""
 
     @contextmanager
     def reading(self) -> Iterator[Connection]:
@@ -48,17 +49,18 @@ class Database:
     @contextmanager
     def writing(self) -> Iterator[Connection]:
         """A transaction that commits at the end and rolls back on any error."""
-        if getattr(self._here, "open", False):
+        thread = threading.get_ident()
+        if thread in self._writing:
             raise ConfigurationError(
                 "a transaction is open in this thread, and a second one would wait for it for ever: write through the "
                 "handle that transaction() gave, or end it first"
             )
         with self._connection(read_only=False) as connection:
-            self._here.open = True
+            self._writing.add(thread)
             try:
                 yield connection
             finally:
-                self._here.open = False
+                self._writing.discard(thread)
 
     @contextmanager
     def _connection(self, *, read_only: bool) -> Iterator[Connection]:
@@ -134,6 +136,10 @@ class JoinedTransaction:
         self._ended = True
         if self._unit is None:
             return None
+        if error is None and self._unit.lost:
+            error = _lost()
+            self._context.__exit__(type(error), error, None)
+            raise error
         if error is None:
             self._context.__exit__(None, None, None)
         else:
@@ -146,4 +152,10 @@ class JoinedTransaction:
         if self._unit is None:
             self._context = self._database.writing()
             self._unit = Unit(self._context.__enter__(), self.user_id)
+        if self._unit.lost:
+            raise _lost()
         return self._unit
+
+
+def _lost() -> StorageError:
+    return StorageError("the database rolled this whole transaction back after an error; begin another")

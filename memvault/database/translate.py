@@ -9,7 +9,8 @@ from sqlalchemy import exc
 
 from memvault.errors import StorageError
 
-_RETRYABLE_SQLITE = ("locked", "busy")
+_RETRYABLE_SQLITE = (5, 6)
+"""SQLITE_BUSY and SQLITE_LOCKED: the low byte of the error's code."""
 
 
 @contextmanager
@@ -29,7 +30,8 @@ def database_errors() -> Iterator[None]:
         reason = str(error.orig)
         if "readonly" in reason.replace(" ", ""):
             reason += " (may this process write the file and its folder?)"
+        code = getattr(error.orig, "sqlite_errorcode", 0) & 0xFF
         raise StorageError(
             f"the database failed: {reason}",
-            retryable=error.connection_invalidated or any(word in reason for word in _RETRYABLE_SQLITE),
+            retryable=error.connection_invalidated or code in _RETRYABLE_SQLITE,
         ) from error

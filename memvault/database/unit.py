@@ -104,6 +104,8 @@ class Unit:
         """Chunks whose debts this transaction marked; paid after its commit."""
         self.fixed_dimension: int | None = None
         """The vault's dimension, where this transaction brought its first vector."""
+        self.lost = False
+        """The database itself rolled this transaction back; what comes after would be committed piece by piece."""
         self._owner: LockedOwner | None = None
         self._saved: LockedOwner | None = None
 
@@ -137,13 +139,27 @@ class Unit:
     def savepoint(self) -> Iterator[None]:
         """What fails inside leaves the transaction as it was before."""
         owed, dimension = set(self.owed), self.fixed_dimension
+        owner, saved = self._owner, self._saved
+        state = dict(vars(owner)) if owner is not None else {}
+        nested = self.connection.begin_nested()
         try:
-            with self.connection.begin_nested():
-                yield
+            yield
+            nested.commit()
         except BaseException:
-            self._owner = self._saved = None  # read anew: the row went back, too
+            if owner is not None:
+                vars(owner).update(state)  # in place: whoever has it at hand goes on with it
+            self._owner, self._saved = owner, saved
             self.owed, self.fixed_dimension = owed, dimension
+            if self._was_rolled_back():
+                self.lost = True
+            else:
+                nested.rollback()
             raise
+
+    def _was_rolled_back(self) -> bool:
+        """Whether SQLite ended the transaction by itself, savepoints and all, as it does when the disk is full."""
+        driver_connection: Any = self.connection.connection.dbapi_connection
+        return self.connection.dialect.name == "sqlite" and not driver_connection.in_transaction
 
     def owners_of(self, table: Table, ids: Sequence[str]) -> dict[str, str]:
         """Whose rows have these ids: across owners, since a primary key is one for all. Ids nobody has are left out."""

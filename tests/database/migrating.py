@@ -1,4 +1,4 @@
-"""What do the tests of schema and migrations share? Alembic as a user runs it, vaults with rows, and what a file holds."""
+"""What do the tests of schema and migrations share? Alembic as a user runs it, vaults with rows, a look into files."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,9 +56,7 @@ class Done:
         return said
 
 
-def start_python(
-    *arguments: str, cwd: Path, url: str | None = None, package: Path = CHECKOUT
-) -> subprocess.Popen[str]:
+def start_python(*arguments: str, cwd: Path, url: str | None = None, package: Path = CHECKOUT) -> subprocess.Popen[str]:
     """A fresh interpreter that imports memvault from ``package``; ``url`` goes into the environment."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("MEMVAULT_")}
     environment["PYTHONPATH"] = str(package)
@@ -87,26 +85,19 @@ def run_python(*arguments: str, cwd: Path, url: str | None = None, package: Path
     return finish(start_python(*arguments, cwd=cwd, url=url, package=package))
 
 
-def alembic(
-    *arguments: str, cwd: Path, url: str | None = None, ini: Path = INI, package: Path = CHECKOUT
-) -> Done:
+def alembic(*arguments: str, cwd: Path, url: str | None = None, ini: Path = INI, package: Path = CHECKOUT) -> Done:
     """`python -m alembic`, from any working directory."""
     return run_python("-m", "alembic", "-c", str(ini), *arguments, cwd=cwd, url=url, package=package)
 
 
-def alembic_together(
-    commands: Mapping[str, Sequence[str]], *, cwd: Path, url: str, ini: Path = INI
-) -> dict[str, Done]:
-    """Several alembic commands at once, by name."""
-    running = {
-        name: start_python("-m", "alembic", "-c", str(ini), *arguments, cwd=cwd, url=url)
-        for name, arguments in commands.items()
-    }
-    return {name: finish(process) for name, process in running.items()}
+def alembic_together(*commands: Sequence[str], cwd: Path, url: str) -> list[Done]:
+    """Several alembic commands at once, each with its ini first."""
+    running = [start_python("-m", "alembic", "-c", ini, *arguments, cwd=cwd, url=url) for ini, *arguments in commands]
+    return [finish(process) for process in running]
 
 
 def alembic_on(engine: Engine, ini: Path, name: str, *arguments: Any, **options: Any) -> None:
-    """An alembic command in this process, with the migrations beside ``ini``, as `memvault.database.migrate` runs it."""
+    """An alembic command in this process, with the migrations beside ``ini``, as `migrate` runs it."""
     config = Config(ini)
     with engine.connect() as connection:
         config.attributes[migrate.CONNECTION] = connection
@@ -130,7 +121,7 @@ def install(folder: Path) -> Path:
 
 
 def write_revision(ini: Path, upgrade: str) -> None:
-    """Revision 0002 on top of 0001, with this body; in place of an earlier one."""
+    """Revision 0002 on top of 0001, its upgrade() with this body; in place of an earlier one."""
     header = """\
         import pathlib
         import time
@@ -186,9 +177,7 @@ def contents(path: Path) -> dict[str, list[tuple[Any, ...]]]:
     """All rows of all tables, the version table's and a host's included."""
     with raw(path) as connection:
         names = [row[0] for row in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
-        return {
-            name: sorted(connection.execute(f'SELECT * FROM "{name}"').fetchall(), key=repr) for name in names
-        }
+        return {name: sorted(connection.execute(f'SELECT * FROM "{name}"').fetchall(), key=repr) for name in names}
 
 
 def tables(path: Path) -> set[str]:

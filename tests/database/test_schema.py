@@ -137,10 +137,7 @@ VIOLATIONS = [
     ),
     Violation("sessions", "memory_count", -1, "ck_sessions_memory_count_not_negative"),
     Violation("sessions", "total_tokens", -1, "ck_sessions_total_tokens_not_negative"),
-    *(
-        Violation("compression_jobs", "status", value, "ck_compression_jobs_status")
-        for value in ("done", "QUEUED", "")
-    ),
+    *(Violation("compression_jobs", "status", value, "ck_compression_jobs_status") for value in ("done", "QUEUED", "")),
     Violation("compression_jobs", "sessions_compressed", -1, "ck_compression_jobs_sessions_compressed_not_negative"),
     Violation("compression_jobs", "memories_created", -1, "ck_compression_jobs_memories_created_not_negative"),
     Violation("compression_jobs", "attempts", -1, "ck_compression_jobs_attempts_not_negative"),
@@ -301,7 +298,9 @@ class TestRefusals:
         insert(engine, "sessions", memory_count=0, total_tokens=0)
         for place, bound in enumerate((0, 1, 0.0, 1.0)):
             insert(engine, "memory_chunks", id=f"mem_{place}", importance=bound, token_count=0)
-            insert(engine, "procedural_memory", id=f"proc_{place}", key=str(place), confidence=bound, source_chunk_id=None)
+            insert(
+                engine, "procedural_memory", id=f"proc_{place}", key=str(place), confidence=bound, source_chunk_id=None
+            )
         for place, memory_type in enumerate(("episodic", "semantic", "working", "procedural")):
             insert(engine, "memory_chunks", id=f"mem_of_type_{place}", memory_type=memory_type)
         for place, status in enumerate(("queued", "running", "completed", "failed")):
