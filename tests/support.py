@@ -190,7 +190,8 @@ def statements(engine: Engine) -> Iterator[list[str]]:
 def unit_vectors(count: int, dimension: int, seed: int) -> Matrix:
     """Random directions."""
     matrix = np.random.default_rng(seed).normal(size=(count, dimension))
-    return (matrix / np.linalg.norm(matrix, axis=1, keepdims=True)).astype(np.float32)
+    normed: Matrix = (matrix / np.linalg.norm(matrix, axis=1, keepdims=True)).astype(np.float32)
+    return normed
 
 
 def cosine(one: Floats, other: Floats) -> float:
@@ -223,7 +224,7 @@ TEXTS = {
     "zero-width": "a\u200bb\ufeff",
     "spaces": "  leading, trailing\t\r\n ",
     "control": "bell\x07 escape\x1b",
-    "quotes": "it's \"quoted\" `so` %s ? :name {x}",
+    "quotes": 'it\'s "quoted" `so` %s ? :name {x}',
     "SQL": "'); DROP TABLE memory_chunks; --",
     "wildcards": "%_*?[a-z]\\",
     "noncharacter": "\uffff\U0010ffff",

@@ -15,12 +15,8 @@ from memvault.database.where import compile_where
 from memvault.embedding.base import Matrix, Vector
 from memvault.errors import IndexMismatchError
 from memvault.filters import EVERYTHING, Filter
-from memvault.vectors.base import IndexSpec, RecordMetadata, ScannedRecord, VectorMatch, VectorRecord
+from memvault.vectors.base import DECIMALS, IndexSpec, RecordMetadata, ScannedRecord, VectorMatch, VectorRecord
 from memvault.vectors.canonical import CONTENT, VECTORS, load_vectors
-
-DECIMALS = 6
-"""Similarities that agree to so many decimals are ties, broken by id: float32 sums differ in the seventh by the order
-in which they are added, and an answer must not change its order from one call to the next."""
 
 
 def similarities(matrix: Matrix, vector: Vector) -> NDArray[np.float64]:
