@@ -66,7 +66,7 @@ def run_chromadb(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
         times = [START + timedelta(seconds=place) for place in places]
         collection.upsert(
             ids=[f"mem_{place:012x}" for place in places],
-            embeddings=matrix[places.start : places.stop],  # type: ignore[arg-type]  # a matrix is taken
+            embeddings=matrix[places.start : places.stop],
             documents=contents[places.start : places.stop],
             metadatas=[
                 {

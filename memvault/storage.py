@@ -178,12 +178,14 @@ class StorageLayer:
             memory = self.for_user(user)
             return memory.sessions, memory.chunks
 
-        return import_chunks(stream, stores, user_id=user_id, progress=progress)
+        check = self._drafting.check
+        return import_chunks(stream, stores, check, user_id=user_id, progress=progress)
 
     def health(self) -> dict[str, Any]:
-        """For a readiness probe: ``ok``, ``debts``, ``oldest_debt_s``, ``last_error``, ``index_owner_pid``.
+        """For a readiness probe: ``ok``, ``debts``, ``oldest_debt_s``, ``last_error``, ``index_owned_elsewhere``.
 
-        ``ok`` is whether the database answers. Debts are no failure: searches are right with them.
+        ``ok`` is whether the database answers. Debts are no failure: searches are right with them. Where another
+        process owns the index, ``index_owner_pid`` is that process, if it is known.
         """
         return census.health(self._database, self._reach)
 

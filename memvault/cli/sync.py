@@ -20,10 +20,11 @@ def sync(database_url: DatabaseUrl = None, as_json: AsJson = False) -> None:
         typer.echo(f"paid {report.paid:,}, failed {report.failed:,}, owed {report.owed:,}")
     if report.failed:
         raise VectorIndexError(f"{report.failed:,} debts could not be paid, and stay owed: {health['last_error']}")
-    if report.owed and (owner := health["index_owner_pid"]) is not None:
+    if report.owed and health["index_owned_elsewhere"]:
+        owner = health["index_owner_pid"]
         raise IndexOwnershipError(
-            f"process {owner} owns the index and pays its debts; {report.owed:,} are still owed. Sync there, or here "
-            "once it has ended",
+            f"{f'process {owner}' if owner else 'another process'} owns the index and pays its debts; "
+            f"{report.owed:,} are still owed. Sync there, or here once it has ended",
             owner_pid=owner,
         )
     if report.owed and health["last_error"] is not None:

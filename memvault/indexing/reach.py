@@ -48,6 +48,11 @@ class IndexReach:
         return self._index if self._opened else None
 
     @property
+    def owned_elsewhere(self) -> bool:
+        """Whether the last attempt to open an embedded index found that another process owns it."""
+        return isinstance(self.last_error, IndexOwnershipError)
+
+    @property
     def owner_pid(self) -> int | None:
         """The process that owns an embedded index, where that is another one and known."""
         return self.last_error.owner_pid if isinstance(self.last_error, IndexOwnershipError) else None

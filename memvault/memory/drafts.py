@@ -84,6 +84,10 @@ class Drafting:
                 dimension = vector.size  # as the vault will have it once these are stored
         return drafts
 
+    def check(self, chunk: NewChunk) -> None:
+        """Raise ValidationError where `draft` would."""
+        self.draft([chunk])
+
     def _draft(self, chunk: NewChunk, now: datetime, dimension: int | None, prefix: str) -> Draft:
         if not isinstance(chunk, NewChunk):
             raise ValidationError(f"{prefix or 'chunk'} must be a NewChunk, got {shown(chunk)}")

@@ -44,6 +44,7 @@ def health(database: Database, reach: IndexReach) -> dict[str, Any]:
         "debts": None,
         "oldest_debt_s": None,
         "last_error": None if reach.last_error is None else str(reach.last_error),
+        "index_owned_elsewhere": reach.owned_elsewhere,
         "index_owner_pid": reach.owner_pid,
     }
     try:

@@ -15,7 +15,7 @@ from datetime import datetime
 from typing import Any
 
 from memvault.database.batches import batches
-from memvault.errors import ConflictError, MemvaultError, ValidationError
+from memvault.errors import ConflictError, ValidationError
 from memvault.ids import derived_chunk_id
 from memvault.memory.chunks import ChunkStore
 from memvault.memory.sessions import SessionStore
@@ -50,18 +50,19 @@ class _Line:
 def import_chunks(
     lines: Iterable[str],
     stores: Callable[[str], tuple[SessionStore, ChunkStore]],
+    check: Callable[[NewChunk], object],
     *,
     user_id: str | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> ImportReport:
-    """Import lines in their order; ``stores`` gives the sessions and chunks of a user.
+    """Import lines in their order; ``stores`` gives the sessions and chunks of a user, ``check`` refuses a bad chunk.
 
     ``user_id`` replaces the lines' own. ``progress`` is called with the number of lines done. Raises ValidationError
     naming the line; what earlier batches of 5,000 lines brought stays, and importing again adds only the rest.
     """
     added = skipped = done = 0
     users: set[str] = set()
-    for some in batches(_parse(lines, user_id), LINES_AT_ONCE):
+    for some in batches(_parse(lines, user_id, check), LINES_AT_ONCE):
         by_user: dict[str, list[_Line]] = {}
         for line in some:
             by_user.setdefault(line.user_id, []).append(line)
@@ -92,14 +93,16 @@ def _import(lines: list[_Line], sessions: SessionStore, chunks: ChunkStore) -> i
         raise type(exc)(f"{where} (user {lines[0].user_id!r}): {exc}") from exc
 
 
-def _parse(lines: Iterable[str], user_id: str | None) -> Iterator[_Line]:
+def _parse(lines: Iterable[str], user_id: str | None, check: Callable[[NewChunk], object]) -> Iterator[_Line]:
     for number, text in enumerate(lines, start=1):
         if not text.strip():
             continue
         try:
-            yield _line(number, text, user_id)
-        except MemvaultError as exc:
+            line = _line(number, text, user_id)
+            check(line.chunk)
+        except ValidationError as exc:
             raise ValidationError(f"line {number}: {exc}") from exc
+        yield line
 
 
 def _line(number: int, text: str, user_id: str | None) -> _Line:
