@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -21,6 +21,7 @@ from memvault.errors import ConfigurationError, ValidationError
 from memvault.indexing.payer import Payer
 from memvault.indexing.reach import IndexReach
 from memvault.indexing.vault import Vault, find_vault, found_vault, require_index, require_model
+from memvault.memory.chunks import ChunkStore
 from memvault.memory.drafts import Drafting, TokenCounter
 from memvault.memory.sessions import SessionStore
 from memvault.operations import census
@@ -174,12 +175,12 @@ class StorageLayer:
         if user_id is not None:
             check_identifier(user_id, "user_id")
 
-        def stores(user: str) -> tuple[SessionStore, Any]:
-            memory = self.for_user(user)
-            return memory.sessions, memory.chunks
+        @contextmanager
+        def begin(user: str) -> Iterator[tuple[SessionStore, ChunkStore]]:
+            with self.for_user(user).transaction() as tx:
+                yield tx.sessions, tx.chunks
 
-        check = self._drafting.check
-        return import_chunks(stream, stores, check, user_id=user_id, progress=progress)
+        return import_chunks(stream, begin, self._drafting, user_id=user_id, progress=progress)
 
     def health(self) -> dict[str, Any]:
         """For a readiness probe: ``ok``, ``debts``, ``oldest_debt_s``, ``last_error``, ``index_owned_elsewhere``.

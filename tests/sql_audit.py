@@ -14,35 +14,48 @@ from typing import Any
 import sqlglot
 from sqlglot import exp
 from sqlglot.errors import SqlglotError
-from sqlglot.tokens import TokenType
+from sqlglot.tokenizer_core import TokenType
 
 _NO_ROWS = re.compile(
     r"BEGIN( IMMEDIATE)?|SAVEPOINT \w+|RELEASE SAVEPOINT \w+|ROLLBACK TO SAVEPOINT \w+"
-    r"|PRAGMA (busy_timeout|journal_mode|synchronous|foreign_keys|secure_delete|wal_autocheckpoint) = \w+"
+    r'|PRAGMA \w+\.table_x?info\("\w+"\)'
 )
 """Statements that reach no rows at all."""
+
+
+_Reaching = exp.Select | exp.Update | exp.Delete
 
 
 class Leak(AssertionError):
     """A statement is not confined to one user."""
 
 
-def owner_bound(sql: str, parameters: Sequence[Any], owned: Collection[str]) -> set[Any]:
-    """The values that a statement binds as owner; empty where it touches no owned table. Raises `Leak`."""
+def owners_bound(sql: str, parameters: Sequence[Any], owned: Collection[str]) -> set[Any] | None:
+    """The values that a statement binds as owner of every owned table in it; None where there is no such table.
+
+    Several, where a filter on user_id stands beside the owner: the rows are then both's, that is, nobody's. Raises
+    `Leak`.
+    """
     if _NO_ROWS.fullmatch(sql.strip()):
-        return set()
+        return None
     tree = _parsed(sql)
     if not isinstance(tree, exp.Select | exp.SetOperation | exp.Insert | exp.Update | exp.Delete):
         raise Leak(f"a statement of kind {type(tree).__name__}: {sql}")
     audit = _Audit(parameters, owned)
     for insert in tree.find_all(exp.Insert):
         audit.insert(insert)
-    for node in tree.find_all(exp.Select, exp.Update, exp.Delete):
+    nodes: list[_Reaching] = [*tree.find_all(exp.Select), *tree.find_all(exp.Update), *tree.find_all(exp.Delete)]
+    for node in nodes:
         audit.rows(node)
     for table in tree.find_all(exp.Table):
         if table.name in owned and id(table) not in audit.confined:
             raise Leak(f"{table.name} stands where nothing confines it: {sql}")
-    return audit.bound
+    if not audit.bound:
+        return None
+    common = set.intersection(*audit.bound)
+    if not common:
+        raise Leak(f"one statement for several owners, {audit.bound}: {sql}")
+    return common
 
 
 @lru_cache(maxsize=2000)
@@ -71,7 +84,7 @@ class _Audit:
     def __init__(self, parameters: Sequence[Any], owned: Collection[str]) -> None:
         self._parameters = parameters
         self._owned = owned
-        self.bound: set[Any] = set()
+        self.bound: list[set[Any]] = []
         self.confined: set[int] = set()
 
     def insert(self, node: exp.Insert) -> None:
@@ -98,10 +111,10 @@ class _Audit:
         for row in rows:
             if not isinstance(row[place].unalias(), exp.Placeholder):
                 raise Leak(f"an INSERT into {table.name} whose user_id is not bound: {node.sql()}")
-            self.bound.add(self._value(row[place].unalias()))
+            self.bound.append({self._value(row[place].unalias())})
         self.confined.add(id(table))
 
-    def rows(self, node: exp.Select | exp.Update | exp.Delete) -> None:
+    def rows(self, node: _Reaching) -> None:
         """Rows are read, changed or deleted under ``table.user_id = ?``, joined to all else by AND."""
         sources = list(_sources(node))
         conditions = list(_conjuncts(node.args.get("where")))
@@ -110,15 +123,15 @@ class _Audit:
         for table in sources:
             if table.name not in self._owned:
                 continue
-            owners = [
+            owners = {
                 self._value(other)
                 for condition in conditions
                 for column, other in _equality(condition)
                 if column.name == "user_id" and _means(column, table, alone=len(sources) == 1)
-            ]
+            }
             if not owners:
                 raise Leak(f"{table.name} without its owner: {node.sql()}")
-            self.bound.update(owners)
+            self.bound.append(owners)
             self.confined.add(id(table))
             if isinstance(node, exp.Update) and any(change.this.name == "user_id" for change in node.expressions):
                 raise Leak(f"{table.name}'s rows change hands: {node.sql()}")
@@ -127,7 +140,7 @@ class _Audit:
         return self._parameters[int(placeholder.name.removeprefix("p"))]
 
 
-def _sources(node: exp.Select | exp.Update | exp.Delete) -> Iterator[exp.Table]:
+def _sources(node: _Reaching) -> Iterator[exp.Table]:
     """The tables that stand in FROM, in a join, or after UPDATE and DELETE; subqueries are audited as their own."""
     places = [] if isinstance(node, exp.Select) else [node.this]
     if (origin := node.args.get("from_")) is not None:
@@ -140,7 +153,7 @@ def _sources(node: exp.Select | exp.Update | exp.Delete) -> Iterator[exp.Table]:
             yield place
 
 
-def _conjuncts(condition: exp.Expression | None) -> Iterator[exp.Expression]:
+def _conjuncts(condition: exp.Expr | None) -> Iterator[exp.Expr]:
     if isinstance(condition, exp.Where | exp.Paren):
         yield from _conjuncts(condition.this)
     elif isinstance(condition, exp.And):
@@ -150,7 +163,7 @@ def _conjuncts(condition: exp.Expression | None) -> Iterator[exp.Expression]:
         yield condition
 
 
-def _equality(condition: exp.Expression) -> Iterator[tuple[exp.Column, exp.Placeholder]]:
+def _equality(condition: exp.Expr) -> Iterator[tuple[exp.Column, exp.Placeholder]]:
     if isinstance(condition, exp.EQ):
         for one, other in ((condition.left, condition.right), (condition.right, condition.left)):
             if isinstance(one, exp.Column) and isinstance(other, exp.Placeholder):

@@ -143,7 +143,11 @@ class JoinedTransaction:
         if error is None:
             self._context.__exit__(None, None, None)
         else:
-            self._context.__exit__(type(error), error, error.__traceback__)
+            try:
+                self._context.__exit__(type(error), error, error.__traceback__)
+            except StorageError as translated:
+                if translated.__cause__ is not error:  # else the caller's own error, from a database of the caller's
+                    raise
         return self._unit
 
     def _begun(self) -> Unit:

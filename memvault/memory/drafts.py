@@ -88,6 +88,11 @@ class Drafting:
         """Raise ValidationError where `draft` would."""
         self.draft([chunk])
 
+    def with_embeddings(self, chunks: Sequence[NewChunk]) -> list[NewChunk]:
+        """The chunks, with the embedder's vector wherever one is due and none was given. Raises EmbeddingError."""
+        drafts = self.embed_drafts(self.draft(chunks))
+        return [replace(chunk, embedding=draft.vector) for chunk, draft in zip(chunks, drafts, strict=True)]
+
     def _draft(self, chunk: NewChunk, now: datetime, dimension: int | None, prefix: str) -> Draft:
         if not isinstance(chunk, NewChunk):
             raise ValidationError(f"{prefix or 'chunk'} must be a NewChunk, got {shown(chunk)}")

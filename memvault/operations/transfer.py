@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -18,6 +19,7 @@ from memvault.database.batches import batches
 from memvault.errors import ConflictError, ValidationError
 from memvault.ids import derived_chunk_id
 from memvault.memory.chunks import ChunkStore
+from memvault.memory.drafts import Drafting
 from memvault.memory.sessions import SessionStore
 from memvault.text import check_identifier, shown
 from memvault.values import ImportReport, NewChunk
@@ -49,26 +51,31 @@ class _Line:
 
 def import_chunks(
     lines: Iterable[str],
-    stores: Callable[[str], tuple[SessionStore, ChunkStore]],
-    check: Callable[[NewChunk], object],
+    begin: Callable[[str], AbstractContextManager[tuple[SessionStore, ChunkStore]]],
+    drafting: Drafting,
     *,
     user_id: str | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> ImportReport:
-    """Import lines in their order; ``stores`` gives the sessions and chunks of a user, ``check`` refuses a bad chunk.
+    """Import lines in their order; ``begin`` gives a user's sessions and chunks in one transaction.
 
     ``user_id`` replaces the lines' own. ``progress`` is called with the number of lines done. Raises ValidationError
     naming the line; what earlier batches of 5,000 lines brought stays, and importing again adds only the rest.
     """
     added = skipped = done = 0
     users: set[str] = set()
-    for some in batches(_parse(lines, user_id, check), LINES_AT_ONCE):
+    for some in batches(_parse(lines, user_id, drafting), LINES_AT_ONCE):
         by_user: dict[str, list[_Line]] = {}
         for line in some:
             by_user.setdefault(line.user_id, []).append(line)
         for user, theirs in by_user.items():
-            sessions, chunks = stores(user)
-            stored = _import(theirs, sessions, chunks)
+            new = drafting.with_embeddings([line.chunk for line in theirs])  # before the transaction
+            try:
+                with begin(user) as (sessions, chunks):
+                    _begin_sessions(new, sessions)
+                    stored = len(chunks.add_many(new, on_conflict="skip"))
+            except (ValidationError, ConflictError) as exc:
+                raise type(exc)(f"{_place(theirs)} (user {user!r}): {exc}") from exc
             added += stored
             skipped += len(theirs) - stored
         users.update(by_user)
@@ -78,28 +85,28 @@ def import_chunks(
     return ImportReport(added=added, skipped=skipped, users=len(users))
 
 
-def _import(lines: list[_Line], sessions: SessionStore, chunks: ChunkStore) -> int:
+def _begin_sessions(chunks: Iterable[NewChunk], sessions: SessionStore) -> None:
     started: dict[str, datetime | None] = {}
-    for line in lines:
-        if line.chunk.session_id is not None:
-            started.setdefault(line.chunk.session_id, line.chunk.created_at)
-    try:
-        for session_id, began in started.items():
-            if sessions.get(session_id) is None:
-                sessions.start(id=session_id, started_at=began)
-        return len(chunks.add_many([line.chunk for line in lines], on_conflict="skip"))
-    except (ValidationError, ConflictError) as exc:
-        where = f"lines {lines[0].number} to {lines[-1].number}" if len(lines) > 1 else f"line {lines[0].number}"
-        raise type(exc)(f"{where} (user {lines[0].user_id!r}): {exc}") from exc
+    for chunk in chunks:
+        if chunk.session_id is not None:
+            started.setdefault(chunk.session_id, chunk.created_at)
+    for session_id, began in started.items():
+        if sessions.get(session_id) is None:
+            sessions.start(id=session_id, started_at=began)
 
 
-def _parse(lines: Iterable[str], user_id: str | None, check: Callable[[NewChunk], object]) -> Iterator[_Line]:
+def _place(lines: list[_Line]) -> str:
+    first, last = lines[0].number, lines[-1].number
+    return f"line {first}" if first == last else f"lines {first} to {last}"
+
+
+def _parse(lines: Iterable[str], user_id: str | None, drafting: Drafting) -> Iterator[_Line]:
     for number, text in enumerate(lines, start=1):
         if not text.strip():
             continue
         try:
             line = _line(number, text, user_id)
-            check(line.chunk)
+            drafting.check(line.chunk)
         except ValidationError as exc:
             raise ValidationError(f"line {number}: {exc}") from exc
         yield line

@@ -30,6 +30,9 @@ from memvault.vectors.outbox import live_index, owed_ids
 
 Tier = Literal["exact", "index"]
 
+ROUNDING = 1e-5
+"""By how much an index's similarity may differ from the same vectors' in SQL."""
+
 WIDENINGS = 3
 """How often the index is asked again for four times as many before all is scored exactly."""
 
@@ -105,9 +108,10 @@ class NearestSearch:
         if len(dirty) > self._exact_limit:
             return None
         pushed = pushdown(wanted.where)
-        width = wanted.k
+        least = -1.0 if wanted.min_similarity is None else wanted.min_similarity
+        width = wanted.k + len(dirty)
         for _ in range(WIDENINGS):
-            width = min(width, count)
+            width = min(width, count + len(dirty))  # what was deleted may still be in the index
             try:
                 matches = index.query(unit.user_id, wanted.vector, width, pushed)
             except VectorIndexError as exc:
@@ -120,10 +124,14 @@ class NearestSearch:
             if wanted.min_similarity is not None:
                 ids, scores = _keep(ids, scores, scores >= wanted.min_similarity)
             found = _hydrated(unit, best(ids, scores, len(ids)), wanted.where, "index")[: wanted.k]
-            beyond = wanted.min_similarity is not None and matches and matches[-1].similarity < wanted.min_similarity
-            if len(found) == wanted.k or beyond:
+            exhausted = len(matches) < width
+            # Whatever the index did not name is no nearer than the last that it named.
+            floor = matches[-1].similarity if matches else -1.0
+            if floor < least - ROUNDING:
                 return found
-            if len(matches) < width or width == count:
+            if len(found) == wanted.k and (exhausted or found[-1].similarity >= floor - ROUNDING):
+                return found
+            if exhausted:
                 break
             width *= 4
         if wanted.min_similarity is None and len(found) == _count_matching(unit, wanted.where):
