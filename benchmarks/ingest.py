@@ -87,6 +87,9 @@ def run_chromadb(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
 def run_memvault(folder: Path, args: argparse.Namespace, index: str) -> dict[str, Any]:
     from memvault import NewChunk, StorageLayer
 
+    if index == "chroma":
+        import chromadb  # noqa: F401 - on neither side is its import, which takes a second, among what is measured
+
     contents, matrix = texts(args.chunks), vectors(args.chunks, args.dimension)
     with StorageLayer.open(f"sqlite:///{folder}/vault.db", vectors=index, embedder="none", exact_limit=0) as storage:
         owners: dict[str, list[int]] = {}
