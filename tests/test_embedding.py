@@ -427,3 +427,14 @@ class TestEmbedChecked:
     def test_the_error_is_ours(self) -> None:
         assert issubclass(EmbeddingError, MemvaultError)
         assert not issubclass(EmbeddingError, ValueError)
+
+
+def test_the_hosts_logging_is_left_alone(tmp_path: Path) -> None:
+    # wordllama configures the root logger as it is imported, for a service that had not done so itself.
+    code = (
+        "import logging\n"
+        "from memvault.embedding.static import StaticEmbedder\n"
+        "StaticEmbedder().embed_documents(['text'])\n"
+        "print(logging.getLogger().handlers, logging.getLogger().level == logging.WARNING)\n"
+    )
+    assert in_fresh_python(code, tmp_path) == "[] True"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +48,8 @@ class StaticEmbedder:
         with self._loading:
             if self._model is None:
                 try:
-                    import wordllama
+                    with _root_logger_configured():
+                        import wordllama
                 except ImportError as exc:  # pragma: no cover - a core dependency, yet it can be uninstalled
                     raise MissingDependencyError("the static embedder needs wordllama: pip install wordllama") from exc
                 # The package's own folder as cache is where the wheel's weights lie: no look-up, no download.
@@ -54,6 +57,17 @@ class StaticEmbedder:
                     cache_dir=Path(wordllama.__file__).parent, dim=self.dimension, disable_download=True
                 )
             return self._model
+
+
+@contextmanager
+def _root_logger_configured() -> Iterator[None]:
+    """wordllama calls logging.basicConfig as it is imported; where the root logger has a handler, that does nothing."""
+    handler = logging.NullHandler()
+    logging.getLogger().addHandler(handler)
+    try:
+        yield
+    finally:
+        logging.getLogger().removeHandler(handler)
 
 
 def _groups(texts: Sequence[str]) -> Iterator[list[int]]:
