@@ -35,15 +35,24 @@ def insert_rows(
     if connection.dialect.name != "sqlite":
         return connection.execute(statement, [{**row, **same} for row in rows]).rowcount
     sql, names, converters = _compiled(connection.dialect, table, (*rows[0], *same), ignoring)
-    values_of = itemgetter(*names)
-    tuples = [
-        tuple(
-            value if convert is None else convert(value)
-            for value, convert in zip(values_of({**row, **same}), converters, strict=True)
-        )
-        for row in rows
+    constant = {name: _converted(value, converters[names.index(name)]) for name, value in same.items()}
+    changing = [
+        (place, convert)
+        for place, (name, convert) in enumerate(zip(names, converters, strict=True))
+        if convert is not None and name not in same
     ]
-    return connection.exec_driver_sql(sql, tuples).rowcount
+    values_of = itemgetter(*names)
+    placed = []
+    for row in rows:
+        values = list(values_of({**row, **constant}))
+        for place, convert in changing:
+            values[place] = convert(values[place])
+        placed.append(tuple(values))
+    return connection.exec_driver_sql(sql, placed).rowcount
+
+
+def _converted(value: Any, convert: Converter) -> Any:
+    return value if convert is None else convert(value)
 
 
 @lru_cache(maxsize=64)

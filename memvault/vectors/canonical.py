@@ -132,7 +132,7 @@ def apply(
                     "dimension": dimension,
                     "content_hash": item.content_hash,
                     "epoch": epoch,
-                    "vector": item.vector.astype("<f4").tobytes(),
+                    "vector": np.asarray(item.vector, "<f4").tobytes(),
                 }
                 for item, epoch in zip(put, owner.next_epochs(len(put)), strict=True)
             ],

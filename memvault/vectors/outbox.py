@@ -93,13 +93,7 @@ def mark(connection: Connection, index_id: int, user_id: str, chunk_ids: Sequenc
     """Record that an index owes these chunks of a user. A chunk that is owed already gets a new generation."""
     if not chunk_ids:
         return
-    for some in batches(chunk_ids):
-        connection.execute(
-            update(OUTBOX)
-            .where(OUTBOX.c.index_id == index_id, OUTBOX.c.chunk_id.in_(some))
-            .values(generation=OUTBOX.c.generation + 1, user_id=user_id, not_before=None)
-        )
-    insert_rows(
+    new = insert_rows(
         connection,
         OUTBOX,
         [{"chunk_id": chunk_id} for chunk_id in chunk_ids],
@@ -110,6 +104,14 @@ def mark(connection: Connection, index_id: int, user_id: str, chunk_ids: Sequenc
         attempts=0,
         marked_at=datetime.now(UTC),
     )
+    if new == len(chunk_ids):
+        return
+    for some in batches(chunk_ids):  # those just inserted, too: which they are is not told, and it does no harm
+        connection.execute(
+            update(OUTBOX)
+            .where(OUTBOX.c.index_id == index_id, OUTBOX.c.chunk_id.in_(some))
+            .values(generation=OUTBOX.c.generation + 1, user_id=user_id, not_before=None)
+        )
 
 
 def owed_ids(unit: Unit, index_id: int) -> list[str]:
