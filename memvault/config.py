@@ -6,16 +6,17 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 
 from sqlalchemy import URL
 
+from memvault.database.engine import sqlite_file
 from memvault.database.transactions import Database
 from memvault.embedding.base import NO_EMBEDDER, Embedder
 from memvault.embedding.static import StaticEmbedder
-from memvault.errors import ConfigurationError
+from memvault.errors import ConfigurationError, ValidationError
 from memvault.memory.chunk_table import CHUNKS
-from memvault.text import shown
+from memvault.text import check_identifier, check_integer, shown
 from memvault.vectors.base import VectorIndex
 from memvault.vectors.exact import ExactIndex
 
@@ -32,17 +33,20 @@ def build_index(vectors: str | VectorIndex, database: Database) -> VectorIndex:
     if not isinstance(vectors, str):
         if not isinstance(vectors, VectorIndex):
             raise ConfigurationError(f"vectors must be a name, a URL or a VectorIndex, got {shown(vectors)}")
+        if vectors.transactional and not isinstance(vectors, ExactIndex):
+            raise ConfigurationError(
+                f"vectors={shown(vectors)} is transactional, and this version writes to no such index but its own"
+            )
         return vectors
     if vectors == "exact":
         return ExactIndex(database, CHUNKS)
     if vectors == "chroma":
         return _chroma(_folder_beside(database.engine.url), vectors)
-    parts = urlsplit(vectors)
-    if parts.scheme == "chroma":
-        folder = unquote(parts.netloc + parts.path)
-        if not folder:
-            raise ConfigurationError(f"vectors={vectors!r} names no folder; write chroma:///absolute/folder, or chroma")
-        return _chroma(Path(folder), vectors)
+    if vectors.startswith("chroma://"):
+        folder = Path(unquote(vectors.removeprefix("chroma://")))
+        if not folder.is_absolute():
+            raise ConfigurationError(f"vectors={vectors!r} names no absolute folder; write chroma:///absolute/folder")
+        return _chroma(folder, vectors)
     raise ConfigurationError(
         f"vectors={vectors.split('@')[-1]!r} is no index of this version; there are chroma (a folder beside the "
         "database), chroma:///absolute/folder, exact, or an object with VectorIndex's methods"
@@ -60,8 +64,13 @@ def build_embedder(embedder: str | Embedder) -> Embedder | None:
             f"embedder={embedder!r} is no embedder of this version; there are static, none, or an object with "
             "Embedder's methods (a vault founded with an object is opened with one of the same model)"
         )
-    if not isinstance(embedder, Embedder):
+    if isinstance(embedder, type) or not isinstance(embedder, Embedder):
         raise ConfigurationError(f"embedder must be a name or an Embedder, got {shown(embedder)}")
+    try:
+        check_identifier(embedder.model, "the embedder's model")
+        check_integer(embedder.dimension, "the embedder's dimension", minimum=1)
+    except ValidationError as exc:
+        raise ConfigurationError(str(exc)) from exc
     return embedder
 
 
@@ -85,11 +94,17 @@ def settings_from_env(environ: Mapping[str, str] = os.environ) -> dict[str, Any]
 
 def _chroma(folder: Path, location: str) -> VectorIndex:
     from memvault.vectors.chroma import ChromaIndex
+    from memvault.vectors.chroma_collection import require_chromadb
 
+    # Before a vault is founded on it: what cannot be opened must not be remembered.
+    require_chromadb()
+    if not folder.parent.is_dir():
+        raise ConfigurationError(
+            f"the vector index cannot lie in {folder}: there is no folder {folder.parent}; make it first"
+        )
     return ChromaIndex(folder, location=location)
 
 
 def _folder_beside(url: URL) -> Path:
-    assert url.database is not None
-    database = Path(url.database).absolute()
+    database = sqlite_file(url)
     return database.with_name(f"{database.name}.chroma")

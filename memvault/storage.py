@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, TypeVar
 
 from sqlalchemy import URL, Engine
 
@@ -38,9 +38,14 @@ SCHEMA_MODES = ("upgrade", "check", "ignore")
 INDEXING_MODES = ("inline", "manual")
 MEMORY = ":memory:"
 
+T = TypeVar("T")
+
 
 class StorageLayer:
-    """One vault, open. Thread-safe; a context manager. Make it by `open` or `from_env`, once a process."""
+    """One vault, open. Thread-safe; a context manager. Make it by `open` or `from_env`, once a process.
+
+    A process that forks opens it afterwards, in each child: connections and an index's lock are not shared by a fork.
+    """
 
     def __init__(
         self,
@@ -88,7 +93,7 @@ class StorageLayer:
         ``schema``: "upgrade" migrates to head first, "check" raises SchemaError where the database is elsewhere,
         "ignore" does neither.
         ``indexing``: "inline" pays what a write owes to the index before it returns, and others' debts for at most
-        ``index_wait`` seconds more; "manual" pays in `sync` only. Searches are right either way.
+        about ``index_wait`` seconds more; "manual" pays in `sync` only. Searches are right either way.
         ``exact_limit``: up to so many vectors a user's search is exact, above it the index is asked.
         ``token_counter``: tokens of a text; by default a quarter of its characters. ``engine_options``: for
         `sqlalchemy.create_engine`.
@@ -97,6 +102,10 @@ class StorageLayer:
         remembers another index or embedder, or the index found is not this vault's.
         """
         _check_options(schema, indexing, index_wait, exact_limit)
+        if token_counter is not None and not callable(token_counter):
+            raise ConfigurationError(f"token_counter must be callable with a text, got {shown(token_counter)}")
+        if engine_options is not None and not isinstance(engine_options, dict):
+            raise ConfigurationError(f"engine_options must be a dict, got {shown(engine_options)}")
         with ExitStack() as cleanup:
             engine = _engine(database_url, engine_options or {}, cleanup)
             if schema in (None, "upgrade"):
@@ -105,8 +114,8 @@ class StorageLayer:
                 migrate.require_head(engine)
             database = Database(engine)
             remembered = find_vault(database)
-            index = build_index(vectors or (remembered.index.spec if remembered else DEFAULT_VECTORS), database)
-            model = build_embedder(embedder or (remembered.index.model if remembered else DEFAULT_EMBEDDER))
+            index = build_index(_choice(vectors, remembered.index.spec if remembered else DEFAULT_VECTORS), database)
+            model = build_embedder(_choice(embedder, remembered.index.model if remembered else DEFAULT_EMBEDDER))
             drafting = Drafting(model, token_counter)
             vault = remembered or found_vault(
                 database,
@@ -149,7 +158,7 @@ class StorageLayer:
         return self._database.engine
 
     def user_ids(self) -> Iterator[str]:
-        """Every user who has ever written and was not erased, in the order of their ids."""
+        """Every user for whom a write was ever asked, and who was not erased since, in the order of their ids."""
         return census.user_ids(self._database)
 
     def sync(self) -> SyncReport:
@@ -170,10 +179,13 @@ class StorageLayer:
     ) -> ImportReport:
         """Import JSON Lines of chunks (see `memvault.operations.transfer`), for ``user_id`` or the lines' own users.
 
-        Importing twice adds nothing. ``progress`` is called with the number of lines done.
+        Importing twice adds nothing; ids that another user has are a ConflictError. ``progress`` is
+        called with the number of lines done.
         """
         if user_id is not None:
             check_identifier(user_id, "user_id")
+        if isinstance(stream, str | bytes) or not isinstance(stream, Iterable):
+            raise ValidationError(f"stream must be a file or a list of lines, got {shown(stream)}")
 
         @contextmanager
         def begin(user: str) -> Iterator[tuple[SessionStore, ChunkStore]]:
@@ -218,6 +230,10 @@ class StorageLayer:
             self._reach.fix_dimension(unit.fixed_dimension)
         if unit.owed and self.indexing == "inline":
             self._payer.pay_after_commit(unit.owed, self.index_wait)
+
+
+def _choice(named: T | None, otherwise: str) -> T | str:
+    return otherwise if named is None else named
 
 
 def _engine(database_url: object, options: dict[str, Any], cleanup: ExitStack) -> Engine:

@@ -5,9 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Annotated, Any
-from urllib.parse import unquote, urlsplit
 
 import typer
 from sqlalchemy import URL
@@ -15,7 +13,7 @@ from sqlalchemy import URL
 from memvault import ConfigurationError, NotFoundError, StorageLayer, create_engine
 from memvault.config import PREFIX, settings_from_env
 from memvault.database import migrate
-from memvault.database.engine import parse_url
+from memvault.database.engine import parse_url, sqlite_file
 from memvault.database.transactions import Database
 from memvault.indexing.vault import find_vault
 
@@ -47,7 +45,7 @@ def require_url(database_url: str | None) -> URL:
 def require_database(database_url: str | None) -> URL:
     """As `require_url`; NotFoundError where it is a SQLite file that does not exist: opening it would make it."""
     url = require_url(database_url)
-    if (path := _file(url)) is not None and not path.is_file():
+    if not (path := sqlite_file(url)).is_file():
         raise NotFoundError(f"there is no database at {path}; `memvault import` or `memvault db upgrade` makes one")
     return url
 
@@ -62,7 +60,7 @@ def open_vault(database_url: str | None) -> Iterator[StorageLayer]:
 
 @contextmanager
 def existing_vault(database_url: str | None) -> Iterator[StorageLayer]:
-    """The vault, for commands that only look: nothing is made, and nothing migrated unless MEMVAULT_SCHEMA says so."""
+    """The vault, for commands that only look: none is founded, and none migrated unless MEMVAULT_SCHEMA says so."""
     url = require_database(database_url)
     settings = {"schema": "check", **_settings(database_url)}
     _require_founded(url, settings["schema"])
@@ -88,11 +86,3 @@ def _require_founded(url: URL, schema: str) -> None:
             )
     finally:
         engine.dispose()
-
-
-def _file(url: URL) -> Path | None:
-    if url.get_backend_name() != "sqlite" or url.database is None:
-        return None
-    if url.database.startswith("file:"):
-        return Path(unquote(urlsplit(url.database).path))
-    return Path(url.database).absolute()

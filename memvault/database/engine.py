@@ -9,6 +9,7 @@ from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 from sqlalchemy import URL, Connection, Engine, event, make_url
 from sqlalchemy import create_engine as sa_create_engine
@@ -67,9 +68,15 @@ def parse_url(url: str | URL) -> URL:
 
 def require_folder(url: URL) -> None:
     """Raise ConfigurationError where the folder of a SQLite file does not exist: SQLite would not say which."""
-    assert url.database is not None
-    if not url.database.startswith("file:") and not (folder := Path(url.database).absolute().parent).is_dir():
+    if not (folder := sqlite_file(url).parent).is_dir():
         raise ConfigurationError(f"the folder of the database does not exist: {folder}; make it first")
+
+
+def sqlite_file(url: URL) -> Path:
+    """The file that a SQLite URL names, absolute; also where it is written as a ``file:`` URI."""
+    assert url.database is not None
+    name = unquote(urlsplit(url.database).path) if url.database.startswith("file:") else url.database
+    return Path(name).absolute()
 
 
 def create_engine(url: str | URL, **options: Any) -> Engine:

@@ -21,6 +21,8 @@ class Transactions(Protocol):
     """Where a store's work runs: in transactions of its own, or within one that somebody else commits."""
 
     user_id: str
+    divides: bool
+    """Whether a long piece of work may be done in several transactions, each of which stays."""
 
     def read(self, work: Callable[[Unit], T]) -> T:
         """Run work that only reads, in one snapshot."""
@@ -78,6 +80,8 @@ class Database:
 class OwnTransactions:
     """Each piece of work in a transaction of its own; ``committed`` is called with it after its commit."""
 
+    divides = True
+
     def __init__(self, database: Database, user_id: str, committed: Callable[[Unit], None]) -> None:
         self.user_id = user_id
         self._database = database
@@ -111,6 +115,8 @@ class OwnTransactions:
 
 class JoinedTransaction:
     """Several pieces of work in one transaction, each behind a savepoint."""
+
+    divides = False
 
     def __init__(self, database: Database, user_id: str) -> None:
         self.user_id = user_id

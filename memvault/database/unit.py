@@ -29,6 +29,7 @@ from sqlalchemy.engine import CursorResult
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql import visitors
 from sqlalchemy.sql.compiler import SQLCompiler
+from sqlalchemy.sql.selectable import AliasedReturnsRows
 
 from memvault.database.base import OWNERS, is_owned
 from memvault.database.batches import batches
@@ -216,4 +217,10 @@ class Unit:
 
 
 def _owned_in(frm: FromClause) -> list[Table]:
-    return [element for element in visitors.iterate(frm) if isinstance(element, Table) and is_owned(element)]
+    tables = []
+    for element in visitors.iterate(frm):
+        if isinstance(element, AliasedReturnsRows):
+            raise NotImplementedError("an alias or a subquery would need a predicate of its own")
+        if isinstance(element, Table) and is_owned(element):
+            tables.append(element)
+    return tables

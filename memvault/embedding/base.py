@@ -57,7 +57,7 @@ def embed_checked(embed: Callable[[Sequence[str]], Matrix], texts: Sequence[str]
         raise EmbeddingError(f"the embedder {embedder.model!r} failed: {reason}") from exc
     try:
         matrix = _numbers(answer)
-    except (TypeError, ValueError, OverflowError) as exc:
+    except (TypeError, ValueError, OverflowError, RuntimeError) as exc:  # the last: of a tensor with gradients
         raise EmbeddingError(f"the embedder {embedder.model!r} answered what is no array of numbers") from exc
     expected = (len(texts), embedder.dimension)
     if matrix.shape != expected:
@@ -77,7 +77,7 @@ def check_vector(value: object, argument: str, dimension: int | None) -> Vector:
         return quick
     try:
         vector = _numbers(value)
-    except (TypeError, ValueError, OverflowError) as exc:
+    except (TypeError, ValueError, OverflowError, RuntimeError) as exc:
         raise ValidationError(f"{argument} must be a sequence of numbers, got {shown(value)}") from exc
     if vector.ndim != 1 or vector.size == 0:
         raise ValidationError(f"{argument} must be one flat, non-empty sequence, got shape {vector.shape}")

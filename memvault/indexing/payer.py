@@ -32,7 +32,10 @@ from memvault.vectors.outbox import OUTBOX, count_owed
 log = logging.getLogger("memvault.index")
 
 BATCH = 5000
-"""Debts paid at once: what one upsert of embedded Chroma takes."""
+"""Debts of a write that are paid at once: as many as one transaction of `add_many` leaves."""
+
+OTHERS_BATCH = 200
+"""Debts of others that are paid between two looks at the clock: about .2 s of embedded Chroma."""
 
 FIRST_DELAY_S, LONGEST_DELAY_S = 1.0, 300.0
 """Back-off of a debt whose payment failed: doubled with each attempt, between these."""
@@ -100,7 +103,7 @@ class Payer:
 
     def _due(self) -> list[_Debt]:
         due = or_(OUTBOX.c.not_before.is_(None), OUTBOX.c.not_before <= datetime.now(UTC))
-        return self._read(self._select().where(due).limit(BATCH))
+        return self._read(self._select().where(due).limit(OTHERS_BATCH))
 
     def _after(self, chunk_id: str) -> list[_Debt]:
         statement = self._select().where(OUTBOX.c.chunk_id > chunk_id)
@@ -128,6 +131,7 @@ class Payer:
             self._reach.lost(exc)
             self._put_off(debts, exc)
             return False
+        self._reach.works()
         self._settle(debts)
         return True
 

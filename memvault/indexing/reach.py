@@ -7,6 +7,7 @@ exactly; nobody's write or search fails for its sake.
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from dataclasses import replace
@@ -34,6 +35,7 @@ class IndexReach:
         self._index = index
         self._lock = threading.Lock()
         self._opened = False
+        self._closed = False
         self._retry_at = 0.0
         self.last_error: VectorIndexError | None = None
 
@@ -54,7 +56,9 @@ class IndexReach:
 
     @property
     def owner_pid(self) -> int | None:
-        """The process that owns an embedded index, where that is another one and known."""
+        """The process that owns an embedded index: this one, or another where it is known."""
+        if self._opened and not self._row.transactional:
+            return os.getpid()
         return self.last_error.owner_pid if isinstance(self.last_error, IndexOwnershipError) else None
 
     def acquire(self, *, now: bool = False) -> VectorIndex | None:
@@ -63,6 +67,8 @@ class IndexReach:
         ``now``: try even if the last attempt failed a moment ago. Raises IndexMismatchError.
         """
         with self._lock:
+            if self._closed:
+                return None
             if self._opened:
                 return self._index
             if self._dimension() is None or (time.monotonic() < self._retry_at and not now):
@@ -82,6 +88,11 @@ class IndexReach:
         """Note the dimension that the vault's first vector has just fixed."""
         self._row = replace(self._row, dimension=dimension)
 
+    def works(self) -> None:
+        """Note that the open index did what it was asked."""
+        if self._opened:
+            self.last_error = None
+
     def lost(self, error: VectorIndexError) -> None:
         """Note that the open index failed; it stays open, and the next call may well work."""
         if str(error) != str(self.last_error):
@@ -91,6 +102,7 @@ class IndexReach:
     def close(self) -> None:
         with self._lock:
             self._opened = False
+            self._closed = True
             self._index.close()
 
     def _open(self) -> None:

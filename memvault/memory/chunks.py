@@ -80,14 +80,18 @@ class ChunkStore:
 
         ``on_conflict="skip"`` leaves out those whose id this user has already; an id of another user is a
         ConflictError either way. All are checked before the first is written. More than 5,000 are written in several
-        transactions: should the database or the embedder fail in the middle, those of the earlier ones stay.
+        transactions: should the database or the embedder fail in the middle, those of the earlier ones stay. Within
+        `UserMemory.transaction` they are one piece, however many.
         """
+        if isinstance(chunks, str | bytes | NewChunk) or not isinstance(chunks, Iterable):
+            raise ValidationError(f"chunks must be a list of NewChunk, got {shown(chunks)}")
         drafts = settle_doubles(self._drafting.draft(list(chunks)), on_conflict)
-        if len(drafts) > TRANSACTION_SIZE:
+        size = TRANSACTION_SIZE if self._transactions.divides else max(1, len(drafts))
+        if len(drafts) > size:
             self._transactions.read(lambda unit: check_references(unit, drafts, on_conflict))
         stored: list[Chunk] = []
         done = 0
-        for some in batches(drafts, TRANSACTION_SIZE):
+        for some in batches(drafts, size):
             stored += self._add(some, on_conflict)
             done += len(some)
             if progress is not None:
@@ -214,7 +218,7 @@ class ChunkStore:
             elif importance is not None:
                 canonical.apply(unit, changed=[id])
             else:
-                unit.lock_owner().next_epochs(1)  # metadata alone: no index holds it
+                canonical.apply(unit, vectorless=1)  # metadata alone: no index holds it
             values["updated_at"] = datetime.now(UTC)
             values["version"] = before.version + 1
             unit.execute(unit.update(CHUNKS, by_key=True).where(CHUNKS.c.id == id).values(values))

@@ -78,6 +78,7 @@ class ProceduralStore:
         return self._transactions.write(work)
 
     def get(self, key: str) -> Preference | None:
+        """The preference, or None where this user has none such."""
         check_identifier(key, "key")
         return self._transactions.read(lambda unit: _find(unit, key))
 

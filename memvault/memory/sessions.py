@@ -70,6 +70,7 @@ class SessionStore:
         return self._transactions.write(lambda unit: create_session(unit, id, started))
 
     def get(self, id: str) -> MemorySession | None:
+        """The session, or None where this user has none such."""
         check_identifier(id, "id")
         return self._transactions.read(lambda unit: _find(unit, id))
 

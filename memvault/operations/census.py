@@ -52,10 +52,17 @@ def health(database: Database, reach: IndexReach) -> dict[str, Any]:
             count, oldest = connection.execute(
                 select(func.count(), func.min(OUTBOX.c.marked_at)).where(OUTBOX.c.index_id == reach.row.id)
             ).one()
+            failure = connection.execute(
+                select(OUTBOX.c.last_error)
+                .where(OUTBOX.c.index_id == reach.row.id, OUTBOX.c.last_error.is_not(None))
+                .order_by(OUTBOX.c.not_before.desc())
+                .limit(1)
+            ).scalar_one_or_none()
     except StorageError as exc:
         return {**report, "ok": False, "last_error": str(exc)}
     age = None if oldest is None else max(0.0, (datetime.now(UTC) - oldest).total_seconds())
-    return {**report, "debts": count, "oldest_debt_s": age}
+    # What the index last refused, for as long as that is owed; or why it cannot be asked at all.
+    return {**report, "debts": count, "oldest_debt_s": age, "last_error": report["last_error"] or failure}
 
 
 def stats(database: Database, reach: IndexReach) -> dict[str, Any]:

@@ -74,6 +74,7 @@ class JobStore:
         return self._transactions.write(work)
 
     def get(self, id: str) -> Job | None:
+        """The job, or None where this user has none such."""
         check_identifier(id, "id")
 
         def work(unit: Unit) -> Job | None:

@@ -69,8 +69,8 @@ def import_chunks(
         for line in some:
             by_user.setdefault(line.user_id, []).append(line)
         for user, theirs in by_user.items():
-            new = drafting.with_embeddings([line.chunk for line in theirs])  # before the transaction
             try:
+                new = drafting.with_embeddings([line.chunk for line in theirs])  # before the transaction
                 with begin(user) as (sessions, chunks):
                     _begin_sessions(new, sessions)
                     stored = len(chunks.add_many(new, on_conflict="skip"))
@@ -115,7 +115,7 @@ def _parse(lines: Iterable[str], user_id: str | None, drafting: Drafting) -> Ite
 def _line(number: int, text: str, user_id: str | None) -> _Line:
     try:
         record: Any = json.loads(text)
-    except ValueError as exc:
+    except (ValueError, RecursionError) as exc:
         raise ValidationError(f"not JSON: {exc}") from exc
     if not isinstance(record, dict):
         raise ValidationError(f"a line must be a JSON object, got {shown(record)}")

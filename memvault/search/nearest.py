@@ -77,11 +77,10 @@ class NearestSearch:
         return self._exactly(unit, wanted)
 
     def _check_dimension(self, unit: Unit, vector: Vector) -> None:
-        """Another process, or this very transaction, may just have fixed the dimension of a vault without embedder."""
-        if self._reach.row.dimension is None:
-            live = live_index(unit.connection)
-            if live is not None and live.dimension is not None:
-                check_vector(vector, "embedding", live.dimension)
+        """Another process, or this very transaction, may have fixed the dimension of a vault without embedder."""
+        if (dimension := self._reach.row.dimension) is None and (live := live_index(unit.connection)) is not None:
+            dimension = live.dimension
+        check_vector(vector, "embedding", dimension)
 
     def _exactly(self, unit: Unit, wanted: Wanted) -> list[Neighbor]:
         ids, matrix = load_vectors(unit, self._reach.row.model, wanted.vector.size)
@@ -114,6 +113,7 @@ class NearestSearch:
             width = min(width, count + len(dirty))  # what was deleted may still be in the index
             try:
                 matches = index.query(unit.user_id, wanted.vector, width, pushed)
+                self._reach.works()
             except VectorIndexError as exc:
                 self._reach.lost(exc)
                 return None
@@ -124,7 +124,7 @@ class NearestSearch:
             if wanted.min_similarity is not None:
                 ids, scores = _keep(ids, scores, scores >= wanted.min_similarity)
             found = _hydrated(unit, best(ids, scores, len(ids)), wanted.where, "index")[: wanted.k]
-            exhausted = len(matches) < width
+            exhausted = len(matches) < width or width == count + len(dirty)
             # Whatever the index did not name is no nearer than the last that it named.
             floor = matches[-1].similarity if matches else -1.0
             if floor < least - ROUNDING:

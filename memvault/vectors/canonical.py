@@ -94,7 +94,7 @@ def apply(
 
     ``put``: chunks with a new vector, whether they had one or not. ``changed``: chunks whose vector stays, but whose
     other indexed columns do not. ``dropped``: chunks that lose their vector. No chunk stands in two of them.
-    ``vectorless``: how many chunks without a vector, before and after, changed: they raise the epoch, too.
+    ``vectorless``: how many chunks changed in nothing that a vector or an index holds: they raise the epoch, too.
 
     Raises ValidationError where a vector has another dimension than the vault's first one fixed.
     """

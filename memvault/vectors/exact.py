@@ -102,11 +102,11 @@ class ExactIndex:
 
     def count(self, user_id: str | None = None) -> int:
         spec = self._opened()
-        statement = select(func.count()).select_from(VECTORS)
-        statement = statement.where(VECTORS.c.model == spec.model, VECTORS.c.field == CONTENT)
-        if user_id is not None:
-            statement = statement.where(VECTORS.c.user_id == user_id)
         with self._database.reading() as connection:
+            statement = select(func.count()).select_from(VECTORS)
+            if user_id is not None:
+                statement = Unit(connection, user_id).select(func.count(), frm=VECTORS)
+            statement = statement.where(VECTORS.c.model == spec.model, VECTORS.c.field == CONTENT)
             return connection.execute(statement).scalar_one()
 
     def purge(self) -> None:
