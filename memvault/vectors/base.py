@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Protocol, runtime_checkable
 
+from sqlalchemy import Connection
+
 from memvault.embedding.base import Vector
 from memvault.filters import EVERYTHING, And, Comparison, Filter, Operator, Or
 
@@ -145,6 +147,31 @@ class VectorIndex(Protocol):
     def close(self) -> None:
         """Release files, locks and connections. Idempotent; nothing else may be called afterwards but `open`."""
         ...
+
+
+@runtime_checkable
+class TransactionalIndex(VectorIndex, Protocol):
+    """An index inside the vault's own database, written in the very transactions that change the chunks.
+
+    Nothing is ever owed to it. It keeps vectors alone: filters are answered, within its query, by the chunks' own
+    table, so that every filter holds and a change of metadata is none of its business. Without a ``connection`` a
+    method runs in a transaction of its own; with one, in that of the caller, who commits.
+
+    `create` also fills it with every vector that SQL holds, while no write is under way: until then writes leave it
+    out, and searches are exact.
+    """
+
+    def exists(self, connection: Connection) -> bool:
+        """Whether it was created, as this transaction sees it. Asked in every write; a fraction of a millisecond."""
+        ...
+
+    def upsert(self, records: Sequence[VectorRecord], connection: Connection | None = None) -> None: ...
+
+    def delete(self, ids: Sequence[str], connection: Connection | None = None) -> None: ...
+
+    def query(
+        self, user_id: str, vector: Vector, k: int, where: Filter = EVERYTHING, connection: Connection | None = None
+    ) -> list[VectorMatch]: ...
 
 
 def pushdown(where: Filter) -> Filter:
