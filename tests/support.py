@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import pytest
@@ -24,6 +25,13 @@ Floats = Sequence[float] | NDArray[np.floating[Any]]
 
 TOLERANCE = 1e-5
 """Cosines of float32 vectors, summed in another order, agree to this."""
+
+
+def unavailable(reason: str) -> NoReturn:
+    """A backend cannot be had here: a skipped test on a developer's machine, a failure in CI."""
+    if os.environ.get("CI"):
+        pytest.fail(f"not available in CI: {reason}")
+    pytest.skip(reason)
 
 
 class HashingEmbedder:
