@@ -8,10 +8,12 @@ import sqlalchemy as sa
 from alembic import context
 from alembic.util import CommandError
 
-from memvault import models
-from memvault.database import base, migrate
+from memvault.database import base, engine, migrate, postgres
 from memvault.database.translate import database_errors
 from memvault.errors import MemvaultError
+from memvault.models import metadata  # every table, declared
+
+assert metadata is base.metadata
 
 config = context.config
 connection: sa.Connection | None = config.attributes.get(migrate.CONNECTION)
@@ -24,9 +26,15 @@ def database_url() -> str:
     return url
 
 
+def schema_name() -> str | None:
+    """The PostgreSQL schema of our tables, as a command line gives it."""
+    name = context.get_x_argument(as_dictionary=True).get("schema_name") or os.environ.get("MEMVAULT_SCHEMA_NAME")
+    return name or None
+
+
 def ours(name: str | None, kind: str, _parents: Any) -> bool:
     """Compare our own tables only: a host application's, and SQLite's shadow tables, are none of our business."""
-    return kind != "table" or name in models.metadata.tables
+    return kind != "table" or name in base.table_names()
 
 
 def render(kind: str, value: Any, _context: Any) -> str | bool:
@@ -37,7 +45,7 @@ def render(kind: str, value: Any, _context: Any) -> str | bool:
 
 
 OPTIONS: dict[str, Any] = {
-    "target_metadata": models.metadata,
+    "target_metadata": base.plain_metadata(),
     "version_table": base.VERSION_TABLE,
     "include_name": ours,
     "render_item": render,
@@ -48,8 +56,22 @@ OPTIONS: dict[str, Any] = {
 
 
 def migrate_on(connection: sa.Connection) -> None:
-    context.configure(connection=connection, **OPTIONS)
+    context.configure(connection=connection, version_table_schema=engine.schema_of(connection), **OPTIONS)
     with context.begin_transaction():
+        context.run_migrations()
+
+
+def offline() -> None:
+    """Print the SQL: for a database that only an administrator may change."""
+    url, schema = engine.parse_url(database_url()), schema_name()
+    context.configure(url=url, literal_binds=True, version_table_schema=schema, **OPTIONS)
+    with context.begin_transaction():
+        if schema is not None:
+            quoted = context.get_context().dialect.identifier_preparer.quote_identifier(
+                postgres.check_schema_name(schema)
+            )
+            context.execute(f"CREATE SCHEMA IF NOT EXISTS {quoted}")
+            context.execute(f"SET LOCAL search_path TO {quoted}")
         context.run_migrations()
 
 
@@ -58,12 +80,10 @@ def from_command_line() -> None:
         fileConfig(config.config_file_name, disable_existing_loggers=False)
     try:
         if context.is_offline_mode():
-            context.configure(url=database_url(), literal_binds=True, **OPTIONS)
-            with context.begin_transaction():
-                context.run_migrations()
+            offline()
             return
-        engine = migrate.migration_engine(database_url())
-        with database_errors(), engine.connect() as own:
+        own_engine = migrate.migration_engine(database_url(), schema_name())
+        with database_errors(), own_engine.connect() as own:
             migrate.run(own, lambda: migrate_on(own))
     except MemvaultError as exc:
         raise CommandError(str(exc)) from exc

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
-from sqlalchemy import URL
+from sqlalchemy import URL, Engine
 
 from memvault.database.engine import sqlite_file
 from memvault.database.transactions import Database
@@ -17,30 +17,62 @@ from memvault.embedding.static import StaticEmbedder
 from memvault.errors import ConfigurationError, ValidationError
 from memvault.memory.chunk_table import CHUNKS
 from memvault.text import check_identifier, check_integer, shown
-from memvault.vectors.base import VectorIndex
+from memvault.vectors.base import TransactionalIndex, VectorIndex
 from memvault.vectors.exact import ExactIndex
 
 DEFAULT_VECTORS = "chroma"
 DEFAULT_EMBEDDER = "static"
 PREFIX = "MEMVAULT_"
 
-_TEXT_SETTINGS = ("vectors", "embedder", "schema", "indexing")
+_TEXT_SETTINGS = ("vectors", "embedder", "schema", "schema_name", "indexing")
 _NUMBER_SETTINGS = {"index_wait": float, "exact_limit": int}
+
+
+def default_vectors(engine: Engine) -> str:
+    """The index of a new vault that names none. Raises ConfigurationError where there is no sensible one."""
+    if engine.dialect.name == "sqlite":
+        return DEFAULT_VECTORS
+    raise ConfigurationError(
+        'there is no vault in this database yet, and a new one on a server must name its index: vectors="exact", '
+        '"pgvector", "chroma+http://host:port" or "chroma:///absolute/folder"'
+    )
 
 
 def build_index(vectors: str | VectorIndex, database: Database) -> VectorIndex:
     """The index that a name or a URL stands for; not opened yet."""
+    dialect = database.engine.dialect.name
     if not isinstance(vectors, str):
-        if not isinstance(vectors, VectorIndex):
+        if isinstance(vectors, type) or not isinstance(vectors, VectorIndex):
             raise ConfigurationError(f"vectors must be a name, a URL or a VectorIndex, got {shown(vectors)}")
-        if vectors.transactional and not isinstance(vectors, ExactIndex):
+        if vectors.transactional and not isinstance(vectors, ExactIndex | TransactionalIndex):
             raise ConfigurationError(
-                f"vectors={shown(vectors)} is transactional, and this version writes to no such index but its own"
+                f"vectors={shown(vectors)} calls itself transactional, and lacks TransactionalIndex's methods"
             )
         return vectors
     if vectors == "exact":
         return ExactIndex(database, CHUNKS)
+    if vectors == "sqlite-vec":
+        if dialect != "sqlite":
+            raise ConfigurationError(
+                'vectors="sqlite-vec" needs a SQLite database; PostgreSQL has "pgvector"'
+            )
+        from memvault.vectors.sqlite_vec import SqliteVecIndex
+
+        return SqliteVecIndex(database, CHUNKS)
+    if vectors == "pgvector":
+        if dialect != "postgresql":
+            raise ConfigurationError(
+                'vectors="pgvector" needs a PostgreSQL database; SQLite has "sqlite-vec"'
+            )
+        from memvault.vectors.pgvector import PgVectorIndex
+
+        return PgVectorIndex(database, CHUNKS)
     if vectors == "chroma":
+        if dialect != "sqlite":
+            raise ConfigurationError(
+                'vectors="chroma" is a folder beside a SQLite file; with a server, name the folder, '
+                "chroma:///absolute/folder, or a Chroma server, chroma+http://host:port"
+            )
         return _chroma(_folder_beside(database.engine.url), vectors)
     if vectors.startswith("chroma://"):
         folder = Path(unquote(vectors.removeprefix("chroma://")))
@@ -49,7 +81,8 @@ def build_index(vectors: str | VectorIndex, database: Database) -> VectorIndex:
         return _chroma(folder, vectors)
     raise ConfigurationError(
         f"vectors={vectors.split('@')[-1]!r} is no index of this version; there are chroma (a folder beside the "
-        "database), chroma:///absolute/folder, exact, or an object with VectorIndex's methods"
+        "database), chroma:///absolute/folder, chroma+http(s)://host:port, sqlite-vec, pgvector, "
+        "exact, or an object with VectorIndex's methods"
     )
 
 

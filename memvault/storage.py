@@ -10,14 +10,17 @@ from pathlib import Path
 from typing import Any, Literal, Self, TypeVar
 
 from sqlalchemy import URL, Engine
+from sqlalchemy.orm import Session, scoped_session
 
-from memvault.config import DEFAULT_EMBEDDER, DEFAULT_VECTORS, build_embedder, build_index, settings_from_env
+from memvault.config import DEFAULT_EMBEDDER, build_embedder, build_index, default_vectors, settings_from_env
 from memvault.database import migrate
 from memvault.database.engine import create_engine, listen, parse_url, require_folder
+from memvault.database.joined_session import SessionTransactions
 from memvault.database.transactions import Database, OwnTransactions
 from memvault.database.unit import Unit
 from memvault.embedding.base import Embedder
 from memvault.errors import ConfigurationError, ValidationError
+from memvault.indexing.mirror import Mirror
 from memvault.indexing.payer import Payer
 from memvault.indexing.reach import IndexReach
 from memvault.indexing.vault import Vault, find_vault, found_vault, require_index, require_model
@@ -67,6 +70,7 @@ class StorageLayer:
         self._reach = reach
         self._drafting = drafting
         self._payer = Payer(database, reach)
+        database.mirror = Mirror(reach)
         self._search = Search(NearestSearch(reach, exact_limit), drafting)
         self._cleanup = cleanup
 
@@ -81,17 +85,20 @@ class StorageLayer:
         indexing: Literal["inline", "manual"] = "inline",
         index_wait: float = 1.0,
         exact_limit: int = 20_000,
+        schema_name: str | None = None,
         token_counter: TokenCounter | None = None,
         engine_options: dict[str, Any] | None = None,
     ) -> Self:
         """Open a vault, founding it where there is none.
 
         ``database_url``: a SQLAlchemy URL or Engine; ":memory:" is a private temporary file, gone at `close`.
-        ``vectors``: None for what the vault remembers ("chroma" in a new one), else "chroma" (a folder beside the
-        database), "chroma:///folder", "exact", or a VectorIndex. ``embedder``: None likewise ("static" in a new
+        ``vectors``: None for what the vault remembers ("chroma" in a new one on SQLite; on a server a new one has to
+        name it), else "chroma" (a folder beside the database), "chroma:///folder", "chroma+http(s)://host:port",
+        "sqlite-vec", "pgvector", "exact", or a VectorIndex. ``embedder``: None likewise ("static" in a new
         one), else "static", "none" (the caller brings every vector) or an Embedder.
-        ``schema``: "upgrade" migrates to head first, "check" raises SchemaError where the database is elsewhere,
-        "ignore" does neither.
+        ``schema``: "upgrade" (default on SQLite) migrates to head first, and creates an index in the database; "check"
+        (default on servers) raises SchemaError where the database is elsewhere; "ignore" does neither.
+        ``schema_name``: the PostgreSQL schema of memvault's tables, where it is not the database's default one.
         ``indexing``: "inline" pays what a write owes to the index before it returns, and others' debts for at most
         about ``index_wait`` seconds more; "manual" pays in `sync` only. Searches are right either way.
         ``exact_limit``: up to so many vectors a user's search is exact, above it the index is asked.
@@ -108,13 +115,16 @@ class StorageLayer:
             raise ConfigurationError(f"engine_options must be a dict, got {shown(engine_options)}")
         with ExitStack() as cleanup:
             engine = _engine(database_url, engine_options or {}, cleanup)
-            if schema in (None, "upgrade"):
-                migrate.upgrade(engine)
+            database = Database(engine, schema_name)
+            schema = schema or ("upgrade" if engine.dialect.name == "sqlite" else "check")
+            if schema == "upgrade":
+                migrate.upgrade(database.engine)
             elif schema == "check":
-                migrate.require_head(engine)
-            database = Database(engine)
+                migrate.require_head(database.engine)
             remembered = find_vault(database)
-            index = build_index(_choice(vectors, remembered.index.spec if remembered else DEFAULT_VECTORS), database)
+            if vectors is None:
+                vectors = remembered.index.spec if remembered else default_vectors(engine)
+            index = build_index(vectors, database)
             model = build_embedder(_choice(embedder, remembered.index.model if remembered else DEFAULT_EMBEDDER))
             drafting = Drafting(model, token_counter)
             vault = remembered or found_vault(
@@ -127,7 +137,7 @@ class StorageLayer:
             require_index(vault, index.location)
             require_model(vault, drafting.model, drafting.dimension)
             drafting.dimension = vault.index.dimension
-            reach = IndexReach(database, vault, index)
+            reach = IndexReach(database, vault, index, creates=schema == "upgrade")
             cleanup.callback(reach.close)
             reach.acquire()
             return cls(
@@ -143,14 +153,24 @@ class StorageLayer:
 
     @classmethod
     def from_env(cls) -> Self:
-        """Open what MEMVAULT_DATABASE_URL names; MEMVAULT_VECTORS, _EMBEDDER, _SCHEMA, _INDEXING, _INDEX_WAIT and
-        _EXACT_LIMIT are `open`'s arguments of these names.
+        """Open what MEMVAULT_DATABASE_URL names; MEMVAULT_VECTORS, _EMBEDDER, _SCHEMA, _SCHEMA_NAME, _INDEXING,
+        _INDEX_WAIT and _EXACT_LIMIT are `open`'s arguments of these names.
         """
         return cls.open(**settings_from_env())
 
-    def for_user(self, user_id: str) -> UserMemory:
-        """A user's memory: cheap, and no I/O. Raises ValidationError where user_id breaks the text policy."""
-        return UserMemory(self._transactions(user_id), self._drafting, self._search)
+    def for_user(self, user_id: str, *, sql_session: Session | scoped_session[Session] | None = None) -> UserMemory:
+        """A user's memory: cheap, and no I/O. Raises ValidationError where user_id breaks the text policy.
+
+        ``sql_session``: a Session bound to `engine`, or to one that `memvault.create_engine` made for this database
+        (else ConfigurationError). All that is done happens in its transaction, and becomes visible with its commit; a
+        call that fails undoes itself only, and the transaction goes on. What is owed to an index is paid later, by the
+        next write of this vault or `sync`. On SQLite the Session begins by waiting for the write lock, unless it is
+        bound to ``engine.execution_options(memvault_read_only=True)``, and then may only read.
+        """
+        if sql_session is None:
+            return UserMemory(self._transactions(user_id), self._drafting, self._search)
+        check_identifier(user_id, "user_id")
+        return UserMemory(SessionTransactions(self._database, user_id, sql_session), self._drafting, self._search)
 
     @property
     def engine(self) -> Engine:
@@ -164,6 +184,18 @@ class StorageLayer:
     def sync(self) -> SyncReport:
         """Pay now what is owed to the index. Where another process owns the index, everything stays owed."""
         return self._payer.pay_all()
+
+    def create_index(self, dimension: int | None = None) -> bool:
+        """Make the vault's index where it is missing, filled from SQL, and say whether it was missing.
+
+        For a deployment where the service itself opens with schema="check". ``dimension``: of a vault with embedder
+        "none" and no vector yet. Raises ConfigurationError, VectorIndexError.
+        """
+        if dimension is not None:
+            check_integer(dimension, "dimension", minimum=1)
+        made = self._reach.create(dimension)
+        self._drafting.dimension = self._reach.row.dimension
+        return made
 
     def erase_user(self, user_id: str) -> ErasureReport:
         """Delete everything of a user from SQL, then from the index; reports what the index still owes."""
@@ -228,7 +260,8 @@ class StorageLayer:
         if unit.fixed_dimension is not None:
             self._drafting.dimension = unit.fixed_dimension
             self._reach.fix_dimension(unit.fixed_dimension)
-        if unit.owed and self.indexing == "inline":
+        first = unit.fixed_dimension is not None and self._reach.row.transactional  # now the index can be made
+        if first or (unit.owed and self.indexing == "inline"):
             self._payer.pay_after_commit(unit.owed, self.index_wait)
 
 

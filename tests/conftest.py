@@ -1,4 +1,4 @@
-"""Vaults to test on: each index through the same tests, and none may leave a connection or a debt behind."""
+"""Vaults to test on: each database and index through the same tests; none may leave a connection or a debt behind."""
 
 from __future__ import annotations
 
@@ -12,9 +12,11 @@ import pytest
 
 from memvault import StorageLayer, UserMemory
 from memvault.database import migrate
+from tests import postgres
 from tests.support import HashingEmbedder
 
-INDEXES = ("exact", "chroma")
+BACKENDS = (("sqlite", "exact"), ("sqlite", "chroma"), ("postgres", "exact"))
+"""Database and index of the tests that an index has a say in; all others run once on each database."""
 
 OpenVault = Callable[..., StorageLayer]
 """`StorageLayer.open` on the test's own vault, with the test's index and embedder unless others are named."""
@@ -22,6 +24,36 @@ OpenVault = Callable[..., StorageLayer]
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "leaves_debts: this test ends while its index still owes something, on purpose")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Give every test that uses a vault the databases and indexes to run on.
+
+    One that asks for `vault_path` or `postgres_url` itself is about that database, and stays there.
+    """
+    asked = metafunc.fixturenames
+    kept = {"vault_path": "sqlite", "postgres_url": "postgres"}
+    named = {database for name, database in kept.items() if name in asked}
+    backends = [backend for backend in BACKENDS if not named or backend[0] in named]
+    if "index_name" in asked:
+        ids = ["-".join(backend) for backend in backends]
+        metafunc.parametrize(("database_name", "index_name"), backends, ids=ids, indirect=True)
+    elif "database_name" in asked:
+        metafunc.parametrize("database_name", dict.fromkeys(database for database, _ in backends), indirect=True)
+
+
+@pytest.fixture
+def database_name(request: pytest.FixtureRequest) -> str:
+    """The kind of the test's database, as in `BACKENDS`."""
+    name: str = request.param
+    return name
+
+
+@pytest.fixture
+def index_name(request: pytest.FixtureRequest, database_name: str) -> str:
+    """What `StorageLayer.open` calls the test's index."""
+    name: str = request.param
+    return name
 
 
 @pytest.fixture(scope="session")
@@ -38,10 +70,42 @@ def vault_path(tmp_path: Path, migrated_database: Path) -> Path:
     return Path(shutil.copy(migrated_database, tmp_path / "memvault.db"))
 
 
-@pytest.fixture(params=INDEXES)
-def index_name(request: pytest.FixtureRequest) -> str:
-    name: str = request.param
-    return name
+@pytest.fixture(scope="session")
+def postgres18() -> Iterator[postgres.Postgres]:
+    """PostgreSQL 18 with pgvector; a test that changes its schema makes a database of its own there."""
+    server = postgres.postgres18()
+    yield server
+    server.close()
+
+
+@pytest.fixture(scope="session")
+def postgres15() -> Iterator[postgres.Postgres]:
+    """PostgreSQL 15, whose databases sort by a language's rules."""
+    server = postgres.postgres15()
+    yield server
+    server.close()
+
+
+@pytest.fixture(scope="session")
+def reused_postgres(postgres18: postgres.Postgres) -> Iterator[postgres.Reused]:
+    reused = postgres.Reused(postgres18)
+    yield reused
+    reused.close()
+
+
+@pytest.fixture
+def postgres_url(reused_postgres: postgres.Reused) -> str:
+    """The test's own PostgreSQL database, at head."""
+    return reused_postgres.emptied()
+
+
+@pytest.fixture
+def database_url(request: pytest.FixtureRequest, database_name: str) -> str:
+    """The test's own database, at head."""
+    if database_name == "sqlite":
+        return f"sqlite:///{request.getfixturevalue('vault_path')}"
+    url: str = request.getfixturevalue("postgres_url")
+    return url
 
 
 @pytest.fixture
@@ -57,20 +121,20 @@ def opened() -> Iterator[list[StorageLayer]]:
 
 
 @pytest.fixture
-def open_vault(vault_path: Path, index_name: str, opened: list[StorageLayer]) -> OpenVault:
-    return opener(vault_path, index_name, opened)
+def open_vault(database_url: str, index_name: str, opened: list[StorageLayer]) -> OpenVault:
+    return opener(database_url, index_name, opened)
 
 
 @pytest.fixture
-def open_exact(vault_path: Path, opened: list[StorageLayer]) -> OpenVault:
+def open_exact(database_url: str, opened: list[StorageLayer]) -> OpenVault:
     """As `open_vault`, on the exact index only: for what no index has a say in."""
-    return opener(vault_path, "exact", opened)
+    return opener(database_url, "exact", opened)
 
 
-def opener(path: Path, index: str, opened: list[StorageLayer]) -> OpenVault:
+def opener(url: str, index: str, opened: list[StorageLayer]) -> OpenVault:
     def open_it(**options: Any) -> StorageLayer:
-        defaults = {"vectors": index, "embedder": HashingEmbedder()}
-        layer = StorageLayer.open(f"sqlite:///{path}", **{**defaults, **options})
+        defaults = {"vectors": index, "embedder": HashingEmbedder(), "schema": "upgrade"}
+        layer = StorageLayer.open(url, **{**defaults, **options})
         opened.append(layer)
         return layer
 
@@ -79,7 +143,7 @@ def opener(path: Path, index: str, opened: list[StorageLayer]) -> OpenVault:
 
 @pytest.fixture
 def storage(request: pytest.FixtureRequest, open_vault: OpenVault) -> Iterator[StorageLayer]:
-    """An empty vault with the tests' embedder, on each index."""
+    """An empty vault with the tests' embedder, on each database and index."""
     layer = open_vault()
     yield layer
     assert_settled(request, layer)
@@ -87,7 +151,7 @@ def storage(request: pytest.FixtureRequest, open_vault: OpenVault) -> Iterator[S
 
 @pytest.fixture
 def bare_storage(request: pytest.FixtureRequest, open_vault: OpenVault) -> Iterator[StorageLayer]:
-    """An empty vault without an embedder, on each index."""
+    """An empty vault without an embedder, on each database and index."""
     layer = open_vault(embedder="none")
     yield layer
     assert_settled(request, layer)
@@ -95,7 +159,7 @@ def bare_storage(request: pytest.FixtureRequest, open_vault: OpenVault) -> Itera
 
 @pytest.fixture
 def exact_storage(open_exact: OpenVault) -> StorageLayer:
-    """An empty vault with the tests' embedder, on the exact index only."""
+    """An empty vault with the tests' embedder, on the exact index only, on each database."""
     return open_exact()
 
 

@@ -18,7 +18,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from memvault.cli import db, demo, load, output, search, stats, sync
+from memvault.cli import db, demo, index, load, output, search, stats, sync
 from memvault.errors import ConfigurationError, IndexOwnershipError, MemvaultError, ValidationError
 
 USAGE, OWNERSHIP, FAILURE, INTERRUPTED, BROKEN_PIPE = 2, 3, 4, 130, 141
@@ -58,6 +58,7 @@ app = typer.Typer(
     help="Agent memory on SQL, with a vector index. Every command takes --database-url, or MEMVAULT_DATABASE_URL.",
 )
 app.add_typer(db.app, name="db")
+app.add_typer(index.app, name="index")
 app.command("stats")(stats.stats)
 app.command("search")(search.search)
 app.command("import")(load.load)

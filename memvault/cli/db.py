@@ -10,7 +10,7 @@ import typer
 from sqlalchemy import URL
 
 from memvault.cli import output
-from memvault.cli.vault import DatabaseUrl, require_database, require_url
+from memvault.cli.vault import DatabaseUrl, require_database, require_url, schema_name
 from memvault.database import migrate
 from memvault.errors import ConfigurationError, NotFoundError
 
@@ -24,7 +24,7 @@ def upgrade(
 ) -> None:
     """Migrate the database up to a revision, atomically; makes the database where there is none."""
     url = require_url(database_url)
-    migrate.upgrade(url, revision)
+    migrate.upgrade(url, revision, schema_name=schema_name())
     _report(url)
 
 
@@ -46,22 +46,22 @@ def downgrade(
         place = url.render_as_string(hide_password=True)
         question = f"Downgrade {place} to {revision}? What later revisions brought is deleted, with all that is in it."
         typer.confirm(question, abort=True, err=True)
-    migrate.downgrade(url, revision)
+    migrate.downgrade(url, revision, schema_name=schema_name())
     _report(url)
 
 
 @app.command()
 def current(database_url: DatabaseUrl = None) -> None:
     """Print the revision at which the database stands, or none."""
-    typer.echo(migrate.current(require_database(database_url)) or "none")
+    typer.echo(migrate.current(require_database(database_url), schema_name=schema_name()) or "none")
 
 
 @app.command()
 def check(database_url: DatabaseUrl = None) -> None:
     """Exit 0 where the database stands at head and has the declared tables, else 4."""
     url = require_database(database_url)
-    migrate.require_head(url)
-    migrate.require_declared(url)
+    migrate.require_head(url, schema_name=schema_name())
+    migrate.require_declared(url, schema_name=schema_name())
     typer.echo(f"at head, {migrate.head()}")
 
 
@@ -71,7 +71,7 @@ def history(database_url: DatabaseUrl = None) -> None:
     stands: str | None = None
     if database_url:
         with suppress(NotFoundError):
-            stands = migrate.current(require_database(database_url))
+            stands = migrate.current(require_database(database_url), schema_name=schema_name())
     shown = output.Listing("revision", "what it brings", "mark", folding=("what it brings",))
     for revision, brings in migrate.history():
         marks = [name for name, at in (("current", stands), ("head", migrate.head())) if at == revision]
@@ -80,4 +80,4 @@ def history(database_url: DatabaseUrl = None) -> None:
 
 
 def _report(url: URL) -> None:
-    typer.echo(f"at revision {migrate.current(url) or 'none'}")
+    typer.echo(f"at revision {migrate.current(url, schema_name=schema_name()) or 'none'}")

@@ -45,16 +45,24 @@ def require_url(database_url: str | None) -> URL:
 def require_database(database_url: str | None) -> URL:
     """As `require_url`; NotFoundError where it is a SQLite file that does not exist: opening it would make it."""
     url = require_url(database_url)
+    if url.get_backend_name() != "sqlite":
+        return url  # connecting tells whether it is there
     if not (path := sqlite_file(url)).is_file():
         raise NotFoundError(f"there is no database at {path}; `memvault import` or `memvault db upgrade` makes one")
     return url
 
 
+def schema_name() -> str | None:
+    """The PostgreSQL schema that the environment gives, for a database that it or an option gives."""
+    return os.environ.get(f"{PREFIX}SCHEMA_NAME") or None
+
+
 @contextmanager
-def open_vault(database_url: str | None) -> Iterator[StorageLayer]:
-    """The vault as `StorageLayer.from_env` opens it: founded where there is none."""
+def open_vault(database_url: str | None, **otherwise: Any) -> Iterator[StorageLayer]:
+    """The vault as `StorageLayer.from_env` opens it: founded where there is none. ``otherwise``: for what the
+    environment leaves open."""
     require_url(database_url)
-    with StorageLayer.open(**_settings(database_url)) as storage:
+    with StorageLayer.open(**{**otherwise, **_settings(database_url)}) as storage:
         yield storage
 
 
@@ -73,7 +81,7 @@ def _settings(database_url: str | None) -> dict[str, Any]:
 
 
 def _require_founded(url: URL, schema: str) -> None:
-    engine = create_engine(url)
+    engine = create_engine(url, schema_name=schema_name())
     try:
         if schema == "check":
             migrate.require_head(engine)

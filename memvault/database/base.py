@@ -34,7 +34,11 @@ NAMING = {
     "pk": "pk_%(table_name)s",
 }
 
-metadata = MetaData(naming_convention=NAMING)
+SCHEMA = "memvault"
+"""The schema that our tables are declared in. It is a symbol: every engine translates it to `schema_name` or, without
+one, to the database's default schema. A host's tables have no schema, and are never translated with ours."""
+
+metadata = MetaData(schema=SCHEMA, naming_convention=NAMING)
 """Our own metadata: a host application's SQLModel tables never meet ours."""
 
 
@@ -112,6 +116,19 @@ def table_of(model: type) -> Table:
 @cache
 def is_owned(table: Table) -> bool:
     return table in owned_tables()
+
+
+def table_names() -> frozenset[str]:
+    """The names of our tables, as they stand in whichever schema."""
+    return frozenset(table.name for table in metadata.tables.values())
+
+
+def plain_metadata() -> MetaData:
+    """The tables as they lie in one schema, which is not named: what Alembic compares with."""
+    plain = MetaData(naming_convention=NAMING)
+    for table in metadata.sorted_tables:
+        table.to_metadata(plain, schema=None)  # type: ignore[arg-type]  # "that of the metadata", says SQLAlchemy
+    return plain
 
 
 def owned_tables() -> list[Table]:

@@ -14,6 +14,8 @@ from typing import Any
 from sqlalchemy import Connection, Dialect, Table
 from sqlalchemy.dialects import postgresql, sqlite
 
+from memvault.database.base import SCHEMA
+
 Converter = Callable[[Any], Any] | None
 
 
@@ -33,7 +35,10 @@ def insert_rows(
     if ignoring:
         statement = statement.on_conflict_do_nothing()
     if connection.dialect.name != "sqlite":
-        return connection.execute(statement, [{**row, **same} for row in rows]).rowcount
+        # SQLAlchemy forgets the count of an INSERT unless told.
+        return connection.execute(
+            statement, [{**row, **same} for row in rows], execution_options={"preserve_rowcount": True}
+        ).rowcount
     sql, names, converters = _compiled(connection.dialect, table, (*rows[0], *same), ignoring)
     constant = {name: _converted(value, converters[names.index(name)]) for name, value in same.items()}
     changing = [
@@ -63,7 +68,12 @@ def _compiled(
     statement = sqlite.insert(table)
     if ignoring:
         statement = statement.on_conflict_do_nothing()
-    compiled = statement.compile(dialect=dialect, column_keys=list(names))
+    compiled = statement.compile(
+        dialect=dialect,
+        column_keys=list(names),
+        schema_translate_map={SCHEMA: None},
+        render_schema_translate=True,
+    )
     placed = tuple(compiled.positiontup or ())
     return (
         str(compiled),

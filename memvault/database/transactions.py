@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+import random
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol, TypeVar
 
 from sqlalchemy import Connection, Engine
 
-from memvault.database.engine import READ_ONLY
+from memvault.database import postgres
+from memvault.database.engine import READ_ONLY, in_schema, schema_of
 from memvault.database.translate import database_errors
 from memvault.database.unit import Unit
 from memvault.errors import ConfigurationError, StorageError
 
 T = TypeVar("T")
+
+ATTEMPTS = 8
+LONGEST_PAUSE_S = 0.5
+"""How often a transaction that PostgreSQL undid for another's sake is run again, and the pause before the last time."""
+
+Step = Callable[[Unit], None]
 
 
 class Transactions(Protocol):
@@ -28,16 +37,25 @@ class Transactions(Protocol):
         """Run work that only reads, in one snapshot."""
         ...
 
+    def peek(self, work: Callable[[Unit], T]) -> T:
+        """Run work that only reads, and begin nothing for its sake: where no transaction is open yet, in one that is
+        over when it returns. What this transaction has not committed may be missing."""
+        ...
+
     def write(self, work: Callable[[Unit], T]) -> T:
-        """Run work that writes: it happens whole or, when it raises, not at all."""
+        """Run work that writes: it happens whole or, when it raises, not at all. It may run more than once."""
         ...
 
 
 class Database:
     """The engine, and the transactions that are begun on it."""
 
-    def __init__(self, engine: Engine) -> None:
-        self.engine = engine
+    def __init__(self, engine: Engine, schema_name: str | None = None) -> None:
+        """``schema_name``: of our tables, where it is not the engine's (see `memvault.create_engine`)."""
+        self.engine = in_schema(engine, schema_name)
+        self.schema_name = schema_of(self.engine)
+        self.mirror: Step = _nothing
+        """What each write does last in its transaction, for an index in the same database."""
         self.closed = False
         self._writing: set[int] = set()
         """Threads that began a write; whoever ends it, on whichever thread, takes them out."""
@@ -69,6 +87,8 @@ class Database:
         if self.closed:
             raise StorageError("this StorageLayer is closed; open another")
         options: dict[str, Any] = {READ_ONLY: read_only}
+        if self.engine.dialect.name == "postgresql":
+            options.update(postgres.READING if read_only else postgres.WRITING)
         with (
             database_errors(),
             self.engine.connect().execution_options(**options) as connection,
@@ -91,14 +111,27 @@ class OwnTransactions:
         with self._database.reading() as connection:
             return work(Unit(connection, self.user_id))
 
+    def peek(self, work: Callable[[Unit], T]) -> T:
+        return self.read(work)
+
     def write(self, work: Callable[[Unit], T]) -> T:
-        with self._database.writing() as connection:
-            unit = Unit(connection, self.user_id)
-            unit.lock_owner()
-            result = work(unit)
-            unit.save_owner()
+        attempt = 1
+        while True:
+            try:
+                unit, result = self._write(work)
+                break
+            except StorageError as error:
+                if attempt == ATTEMPTS or not postgres.was_rolled_back(error.__cause__):
+                    raise
+                time.sleep(random.uniform(0, LONGEST_PAUSE_S * 2.0 ** (attempt - ATTEMPTS)))
+                attempt += 1
         self._committed(unit)
         return result
+
+    def _write(self, work: Callable[[Unit], T]) -> tuple[Unit, T]:
+        with self._database.writing() as connection:
+            unit = Unit(connection, self.user_id)
+            return unit, done_by(work, unit, self._database)
 
     @contextmanager
     def joined(self) -> Iterator[JoinedTransaction]:
@@ -129,13 +162,16 @@ class JoinedTransaction:
         with database_errors():
             return work(self._begun())
 
+    def peek(self, work: Callable[[Unit], T]) -> T:
+        if self._unit is not None:
+            return self.read(work)
+        with self._database.reading() as connection:
+            return work(Unit(connection, self.user_id))
+
     def write(self, work: Callable[[Unit], T]) -> T:
         unit = self._begun()
         with database_errors(), unit.savepoint():
-            unit.lock_owner()
-            result = work(unit)
-            unit.save_owner()
-        return result
+            return done_by(work, unit, self._database)
 
     def end(self, error: BaseException | None) -> Unit | None:
         """Commit, or roll back for ``error``. None where nothing was begun."""
@@ -165,6 +201,21 @@ class JoinedTransaction:
         if self._unit.lost:
             raise _lost()
         return self._unit
+
+
+def done_by(work: Callable[[Unit], T], unit: Unit, database: Database) -> T:
+    """A piece of work that writes, with what belongs before and after it in the same transaction."""
+    unit.lock_owner()
+    result = work(unit)
+    if unit.revectored:
+        database.mirror(unit)
+        unit.revectored.clear()
+    unit.save_owner()
+    return result
+
+
+def _nothing(_: Unit) -> None:
+    """A vault whose index lies elsewhere, or needs none."""
 
 
 def _lost() -> StorageError:

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 from sqlalchemy import exc
 
+from memvault.database.postgres import is_retryable, sqlstate
 from memvault.errors import StorageError
 
 _RETRYABLE_SQLITE = (5, 6)
@@ -28,10 +29,10 @@ def database_errors() -> Iterator[None]:
         raise StorageError(f"the database refused the change: {error.orig}") from error
     except exc.DBAPIError as error:
         reason = str(error.orig)
-        if "readonly" in reason.replace(" ", ""):
+        if sqlstate(error) is None and "readonly" in reason.replace(" ", ""):
             reason += " (may this process write the file and its folder?)"
         code = getattr(error.orig, "sqlite_errorcode", 0) & 0xFF
         raise StorageError(
             f"the database failed: {reason}",
-            retryable=error.connection_invalidated or code in _RETRYABLE_SQLITE,
+            retryable=error.connection_invalidated or code in _RETRYABLE_SQLITE or is_retryable(error),
         ) from error

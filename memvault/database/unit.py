@@ -103,6 +103,8 @@ class Unit:
         self.user_id = user_id
         self.owed: set[str] = set()
         """Chunks whose debts this transaction marked; paid after its commit."""
+        self.revectored: set[str] = set()
+        """Chunks that got another vector, or lost theirs, since the index in this database was last told."""
         self.fixed_dimension: int | None = None
         """The vault's dimension, where this transaction brought its first vector."""
         self.lost = False
@@ -139,7 +141,7 @@ class Unit:
     @contextmanager
     def savepoint(self) -> Iterator[None]:
         """What fails inside leaves the transaction as it was before."""
-        owed, dimension = set(self.owed), self.fixed_dimension
+        owed, revectored, dimension = set(self.owed), set(self.revectored), self.fixed_dimension
         owner, saved = self._owner, self._saved
         state = dict(vars(owner)) if owner is not None else {}
         nested = self.connection.begin_nested()
@@ -150,8 +152,8 @@ class Unit:
             if owner is not None:
                 vars(owner).update(state)  # in place: whoever has it at hand goes on with it
             self._owner, self._saved = owner, saved
-            self.owed, self.fixed_dimension = owed, dimension
-            if self._was_rolled_back():
+            self.owed, self.revectored, self.fixed_dimension = owed, revectored, dimension
+            if self.connection.invalidated or self._was_rolled_back():
                 self.lost = True
             else:
                 nested.rollback()

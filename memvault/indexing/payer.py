@@ -15,18 +15,16 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-import numpy as np
 from sqlalchemy import Select, bindparam, delete, or_, select, update
 
 from memvault.database.batches import batches
 from memvault.database.transactions import Database
 from memvault.database.unit import Unit
 from memvault.errors import StorageError, VectorIndexError
+from memvault.indexing.committed import records_of
 from memvault.indexing.reach import IndexReach
-from memvault.memory.chunk_table import CHUNKS
 from memvault.values import SyncReport
-from memvault.vectors.base import RecordMetadata, VectorIndex, VectorRecord
-from memvault.vectors.canonical import CONTENT, VECTORS
+from memvault.vectors.base import VectorIndex, VectorRecord
 from memvault.vectors.outbox import OUTBOX, count_owed
 
 log = logging.getLogger("memvault.index")
@@ -140,20 +138,9 @@ class Payer:
         by_owner: dict[str, list[str]] = defaultdict(list)
         for debt in debts:
             by_owner[debt.user_id].append(debt.chunk_id)
-        model = self._reach.row.model
-        joined = CHUNKS.join(VECTORS, VECTORS.c.chunk_id == CHUNKS.c.id)
-        columns = [CHUNKS.c[name] for name in RecordMetadata.__dataclass_fields__]
         with self._database.reading() as connection:
             for user_id, ids in by_owner.items():
-                unit = Unit(connection, user_id)
-                for some in batches(ids):
-                    statement = unit.select(
-                        CHUNKS.c.id, CHUNKS.c.content, VECTORS.c.vector, *columns, frm=joined, by_key=True
-                    )
-                    statement = statement.where(CHUNKS.c.id.in_(some))
-                    statement = statement.where(VECTORS.c.model == model, VECTORS.c.field == CONTENT)
-                    for row in unit.execute(statement):
-                        yield _record(row)
+                yield from records_of(Unit(connection, user_id), ids, self._reach.row.model)
 
     def _settle(self, debts: Sequence[_Debt]) -> None:
         by_generation: dict[int, list[str]] = defaultdict(list)
@@ -189,8 +176,3 @@ class Payer:
             )
         with self._database.writing() as connection:
             connection.execute(statement, rows)
-
-
-def _record(row: Any) -> VectorRecord:
-    chunk_id, content, vector, *metadata = row
-    return VectorRecord(chunk_id, np.frombuffer(vector, dtype="<f4"), content, RecordMetadata(*metadata))

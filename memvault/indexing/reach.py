@@ -12,12 +12,14 @@ import threading
 import time
 from dataclasses import replace
 
+from sqlalchemy import Connection, update
+
 from memvault.database.transactions import Database
-from memvault.errors import IndexMismatchError, IndexOwnershipError, VectorIndexError
+from memvault.errors import ConfigurationError, IndexMismatchError, IndexOwnershipError, VectorIndexError
 from memvault.indexing.vault import Vault
-from memvault.vectors.base import IndexSpec, VectorIndex
+from memvault.vectors.base import IndexSpec, TransactionalIndex, VectorIndex
 from memvault.vectors.canonical import mark_all
-from memvault.vectors.outbox import LiveIndex, live_index
+from memvault.vectors.outbox import INDEXES, LiveIndex, live_index
 
 log = logging.getLogger("memvault.index")
 
@@ -28,11 +30,13 @@ RETRY_SECONDS = 1.0
 class IndexReach:
     """The vault's live index as this process sees it."""
 
-    def __init__(self, database: Database, vault: Vault, index: VectorIndex) -> None:
+    def __init__(self, database: Database, vault: Vault, index: VectorIndex, *, creates: bool = True) -> None:
+        """``creates``: whether an index in the database, for which that takes DDL, is made where it is missing."""
         self._database = database
         self._vault = vault
         self._row = vault.index
-        self._index = index
+        self.index = index
+        self._creates = creates or not isinstance(index, TransactionalIndex)
         self._lock = threading.Lock()
         self._opened = False
         self._closed = False
@@ -47,7 +51,7 @@ class IndexReach:
     @property
     def current(self) -> VectorIndex | None:
         """The index, if it is open in this process; never tries to open it."""
-        return self._index if self._opened else None
+        return self.index if self._opened else None
 
     @property
     def owned_elsewhere(self) -> bool:
@@ -70,11 +74,11 @@ class IndexReach:
             if self._closed:
                 return None
             if self._opened:
-                return self._index
+                return self.index
             if self._dimension() is None or (time.monotonic() < self._retry_at and not now):
                 return None
             try:
-                self._open()
+                self._open(creating=self._creates)
             except IndexMismatchError:
                 raise
             except VectorIndexError as exc:
@@ -82,7 +86,38 @@ class IndexReach:
                 return None
             self._opened = True
             self.last_error = None
-            return self._index
+            return self.index
+
+    def create(self, dimension: int | None = None) -> bool:
+        """Make the index where it is missing, and say whether it was. ``dimension``: fixes that of a vault without
+        an embedder, which its first vector would fix otherwise.
+
+        Raises ConfigurationError where the dimension is another, or is not known; VectorIndexError.
+        """
+        with self._lock:
+            if dimension is not None:
+                self._fix_in_sql(dimension)
+            if self._dimension() is None:
+                raise ConfigurationError(
+                    "this vault has no embedder, and no vector that would tell the index's dimension; give it: "
+                    "`memvault index create --dimension 384`"
+                )
+            made = self._open(creating=True)
+            self._opened = True
+            self.last_error = None
+            return made
+
+    def _fix_in_sql(self, dimension: int) -> None:
+        with self._database.writing() as connection:
+            fixed = update(INDEXES).where(INDEXES.c.id == self._row.id, INDEXES.c.dimension.is_(None))
+            connection.execute(fixed.values(dimension=dimension))
+        if self._dimension() != dimension:
+            raise ConfigurationError(f"this vault's vectors have dimension {self._row.dimension}, not {dimension}")
+
+    def bind(self, connection: Connection) -> None:
+        """Tell a transactional index its model and dimension, in a write that may be the first one to know them."""
+        if self.index.spec is None and (live := live_index(connection)) is not None and live.dimension is not None:
+            self.index.open(IndexSpec(self._vault.id, live.model, live.dimension))
 
     def fix_dimension(self, dimension: int) -> None:
         """Note the dimension that the vault's first vector has just fixed."""
@@ -103,18 +138,25 @@ class IndexReach:
         with self._lock:
             self._opened = False
             self._closed = True
-            self._index.close()
+            self.index.close()
 
-    def _open(self) -> None:
+    def _open(self, *, creating: bool) -> bool:
+        """Whether the index was made for it."""
         dimension = self._dimension()
         assert dimension is not None
-        if self._index.open(IndexSpec(self._vault.id, self._row.model, dimension)):
-            return
+        if self.index.open(IndexSpec(self._vault.id, self._row.model, dimension)):
+            return False
+        if not creating:
+            raise VectorIndexError(
+                f"the index {self._row.spec!r} is not in the database yet; run `memvault index create`, or open the "
+                'vault with schema="upgrade". Until then searches are exact'
+            )
         if not self._row.transactional:
             # Owed before it is made: a crash in between leaves debts, not an empty index that owes nothing.
             with self._database.writing() as connection:
                 mark_all(connection, self._row)
-        self._index.create()
+        self.index.create()
+        return True
 
     def _dimension(self) -> int | None:
         if self._row.dimension is None:

@@ -202,7 +202,10 @@ class ChunkStore:
         if vector is None and content is not None and has_vector and self._drafting.embedder is not None:
             vector = self._drafting.embed([content])[0]
 
+        given = values
+
         def work(unit: Unit) -> Chunk:
+            values = dict(given)  # the work may be run again
             before = _require(unit, id)
             if expected_version is not None and before.version != expected_version:
                 raise ConflictError(f"chunk {id!r} is at version {before.version}, expected {expected_version}")

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from sqlalchemy import func
 
+from memvault.database.transactions import Transactions
 from memvault.database.unit import Unit
 from memvault.database.where import compile_where
 from memvault.embedding.base import Vector, check_vector
@@ -23,7 +24,7 @@ from memvault.filters import Filter
 from memvault.indexing.reach import IndexReach
 from memvault.memory.chunk_table import CHUNKS, matching_ids, read_chunks
 from memvault.values import Chunk
-from memvault.vectors.base import VectorIndex, VectorMatch, pushdown
+from memvault.vectors.base import TransactionalIndex, VectorIndex, VectorMatch, pushdown
 from memvault.vectors.canonical import load_vectors, vector_count
 from memvault.vectors.exact import best, similarities
 from memvault.vectors.outbox import live_index, owed_ids
@@ -63,18 +64,31 @@ class NearestSearch:
         self._reach = reach
         self._exact_limit = exact_limit
 
-    def find(self, unit: Unit, wanted: Wanted) -> list[Neighbor]:
+    def run(self, transactions: Transactions, wanted: Wanted) -> list[Neighbor]:
         """The nearest chunks, nearest first, ties by id."""
+        try:
+            return transactions.read(lambda unit: self.find(unit, wanted))
+        except VectorIndexError as exc:
+            if not self._reach.row.transactional:
+                raise
+            # An index in the database has spoilt the transaction with its failure.
+            self._reach.lost(exc)
+            return transactions.read(lambda unit: self.find(unit, wanted, exactly=True))
+
+    def find(self, unit: Unit, wanted: Wanted, *, exactly: bool = False) -> list[Neighbor]:
+        """As `run`, within a transaction. ``exactly``: without the index."""
         count = vector_count(unit)
         if count == 0:
             return []
         self._check_dimension(unit, wanted.vector)
         index = self._reach.current
-        if count > self._exact_limit and index is not None and not index.transactional:
-            found = self._by_index(unit, index, wanted, count)
-            if found is not None:
-                return found
-        return self._exactly(unit, wanted)
+        found: list[Neighbor] | None = None
+        if count > self._exact_limit and index is not None and not exactly:
+            if isinstance(index, TransactionalIndex):
+                found = self._within(unit, index, wanted)
+            elif not index.transactional:
+                found = self._by_index(unit, index, wanted, count)
+        return self._exactly(unit, wanted) if found is None else found
 
     def _check_dimension(self, unit: Unit, vector: Vector) -> None:
         """Another process, or this very transaction, may have fixed the dimension of a vault without embedder."""
@@ -100,6 +114,23 @@ class NearestSearch:
         ids, scores = _keep(ids, scores, np.fromiter((id in allowed for id in ids), bool, len(ids)))
         return _hydrated(unit, best(ids, scores, wanted.k), wanted.where, "exact")
 
+    def _within(self, unit: Unit, index: TransactionalIndex, wanted: Wanted) -> list[Neighbor] | None:
+        """By the index that this very transaction reads: it is never behind, and joins with the chunks itself."""
+        if not index.exists(unit.connection):
+            return None
+        matches = index.query(unit.user_id, wanted.vector, wanted.k, wanted.where, connection=unit.connection)
+        self._reach.works()
+        ids, scores = self._scored(unit, [match.id for match in matches], wanted)
+        return _hydrated(unit, best(ids, scores, len(ids)), wanted.where, "index")
+
+    def _scored(self, unit: Unit, ids: Sequence[str], wanted: Wanted) -> tuple[list[str], NDArray[np.float64]]:
+        """Those of the chunks that are similar enough, by SQL's own vectors: an index rounds its own way."""
+        ids, matrix = load_vectors(unit, self._reach.row.model, wanted.vector.size, ids)
+        scores = similarities(matrix, wanted.vector)
+        if wanted.min_similarity is not None:
+            return _keep(ids, scores, scores >= wanted.min_similarity)
+        return ids, scores
+
     def _by_index(self, unit: Unit, index: VectorIndex, wanted: Wanted, count: int) -> list[Neighbor] | None:
         """None where the index cannot answer whole."""
         # Before the index is asked: a debt paid in between is then merely scored twice, and never missed.
@@ -118,11 +149,7 @@ class NearestSearch:
                 self._reach.lost(exc)
                 return None
             candidates = sorted({match.id for match in matches} | dirty)
-            # The index's own similarities are rounded its own way, and a dirty chunk's would be stale.
-            ids, matrix = load_vectors(unit, self._reach.row.model, wanted.vector.size, candidates)
-            scores = similarities(matrix, wanted.vector)
-            if wanted.min_similarity is not None:
-                ids, scores = _keep(ids, scores, scores >= wanted.min_similarity)
+            ids, scores = self._scored(unit, candidates, wanted)  # a dirty chunk's similarity would be stale, too
             found = _hydrated(unit, best(ids, scores, len(ids)), wanted.where, "index")[: wanted.k]
             exhausted = len(matches) < width or width == count + len(dirty)
             # Whatever the index did not name is no nearer than the last that it named.

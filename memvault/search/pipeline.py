@@ -64,7 +64,7 @@ class Search:
                 return []
             vector = self._drafting.embed_query(query)
         wanted = Wanted(vector, k, condition, least)
-        neighbors = transactions.read(lambda unit: self._nearest.find(unit, wanted))
+        neighbors = self._nearest.run(transactions, wanted)
         return [
             Hit(
                 chunk=neighbor.chunk,

@@ -141,7 +141,9 @@ def apply(
 
     ids = [item.chunk_id for item in put] + list(changed) + list(dropped)
     for row in indexes:
-        if not row.transactional and (put or row.dimension is not None):  # without one it cannot hold anything
+        if row.transactional:
+            unit.revectored.update([item.chunk_id for item in put], dropped)
+        elif put or row.dimension is not None:  # without one it cannot hold anything
             mark(unit.connection, row.id, unit.user_id, ids)
             unit.owed.update(ids)
 

@@ -15,7 +15,7 @@ from sqlmodel import Field
 
 from memvault.database.base import Base, UtcDateTime, identifier, non_negative, one_of, table_of
 from memvault.database.batches import batches
-from memvault.database.bulk import insert_rows
+from memvault.database.bulk import insert_rows, upsert
 from memvault.database.unit import Unit
 
 
@@ -93,6 +93,10 @@ def mark(connection: Connection, index_id: int, user_id: str, chunk_ids: Sequenc
     """Record that an index owes these chunks of a user. A chunk that is owed already gets a new generation."""
     if not chunk_ids:
         return
+    if connection.dialect.name != "sqlite":
+        _mark_at_once(connection, index_id, user_id, chunk_ids)
+        return
+    # In two steps, of which the second is hardly ever needed: nobody else writes to a SQLite file between them.
     new = insert_rows(
         connection,
         OUTBOX,
@@ -112,6 +116,18 @@ def mark(connection: Connection, index_id: int, user_id: str, chunk_ids: Sequenc
             .where(OUTBOX.c.index_id == index_id, OUTBOX.c.chunk_id.in_(some))
             .values(generation=OUTBOX.c.generation + 1, user_id=user_id, not_before=None)
         )
+
+
+def _mark_at_once(connection: Connection, index_id: int, user_id: str, chunk_ids: Sequence[str]) -> None:
+    """In one statement: where others write meanwhile, a payer could settle a debt between two."""
+    statement = upsert(connection, OUTBOX)
+    statement = statement.on_conflict_do_update(
+        index_elements=["index_id", "chunk_id"],
+        set_={"generation": OUTBOX.c.generation + 1, "user_id": statement.excluded.user_id, "not_before": None},
+    )
+    marked = {"index_id": index_id, "user_id": user_id, "generation": 1, "attempts": 0, "marked_at": datetime.now(UTC)}
+    # In the order of their keys: two writers, or a writer and a payer, then wait for each other in one direction.
+    connection.execute(statement, [{"chunk_id": chunk_id, **marked} for chunk_id in sorted(set(chunk_ids))])
 
 
 def owed_ids(unit: Unit, index_id: int) -> list[str]:

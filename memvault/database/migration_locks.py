@@ -1,0 +1,131 @@
+"""How does one migration keep all others out, and commit whole or not at all?
+
+On SQLite the transaction begins IMMEDIATE: the file's write lock is held before the revision is read. On PostgreSQL an
+advisory lock, one for each schema, is held on a connection of its own for as long as the migration takes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from sqlalchemy import Connection, exc, func, select, text
+from sqlalchemy.schema import CreateSchema
+
+from memvault.database.base import table_names
+from memvault.database.engine import schema_of
+from memvault.database.postgres import INSUFFICIENT_PRIVILEGE, sqlstate
+from memvault.errors import SchemaError, StorageError
+
+log = logging.getLogger("memvault.migrate")
+
+POLL_S = 0.1
+PATIENCE_S = 600.0
+"""How long a migration waits for another one. Longer ones exist, but a deploy that hangs tells nobody why."""
+
+
+@contextmanager
+def exclusive(connection: Connection) -> Iterator[None]:
+    """A transaction that no other migration of the same vault runs beside."""
+    if connection.dialect.name == "sqlite":
+        with _on_sqlite(connection):
+            yield
+    else:
+        with _on_postgres(connection):
+            yield
+
+
+@contextmanager
+def _on_sqlite(connection: Connection) -> Iterator[None]:
+    """Foreign keys are checked at the end instead of on the way: batch migrations drop and rename parent tables."""
+    _foreign_keys(connection, "OFF")
+    try:
+        with connection.begin():
+            yield
+            if broken := _orphans(connection):
+                raise SchemaError(
+                    f"the migration would leave {len(broken)} rows without their parent, e.g. {broken[0]}"
+                )
+    finally:
+        _foreign_keys(connection, "ON")
+
+
+def _foreign_keys(connection: Connection, state: str) -> None:
+    # Inside a transaction the pragma does nothing, and SQLAlchemy would begin one: hence on the driver's connection.
+    driver_connection: Any = connection.connection.dbapi_connection
+    driver_connection.execute(f"PRAGMA foreign_keys = {state}")
+
+
+def _orphans(connection: Connection) -> list[Any]:
+    """Rows without their parent, where either is ours: a host may keep its own as it likes."""
+    rows = connection.exec_driver_sql("PRAGMA foreign_key_check")
+    return [row for row in rows if row[0] in table_names() or row[2] in table_names()]
+
+
+@contextmanager
+def _on_postgres(connection: Connection) -> Iterator[None]:
+    schema = schema_of(connection)
+    try:
+        with _advisory_lock(connection, schema), connection.begin():
+            if schema is not None:
+                _enter_schema(connection, schema)
+            yield
+    except exc.DBAPIError as error:
+        if sqlstate(error) != INSUFFICIENT_PRIVILEGE:
+            raise
+        role = connection.engine.url.username or "this role"
+        place = "the schema" if schema is None else f'SCHEMA "{schema}"'
+        raise SchemaError(
+            f"{role} may not change the schema: {error.orig}. An administrator can run: "
+            f'GRANT USAGE, CREATE ON {place} TO "{role}"'
+        ) from error
+
+
+def _enter_schema(connection: Connection, schema: str) -> None:
+    """Make the schema, if need be, and let the revisions, which name none, go there: for this transaction only."""
+    there = connection.execute(text("SELECT 1 FROM pg_namespace WHERE nspname = :name"), {"name": schema}).first()
+    if there is None:
+        try:
+            connection.execute(CreateSchema(schema))
+        except exc.DBAPIError as error:
+            if sqlstate(error) != INSUFFICIENT_PRIVILEGE:
+                raise
+            role = connection.engine.url.username or "this role"
+            raise SchemaError(
+                f"there is no schema {schema!r} in this database, and {role} may not make it. An administrator can "
+                f'run: CREATE SCHEMA "{schema}" AUTHORIZATION "{role}"'
+            ) from error
+    connection.execute(select(func.set_config("search_path", quoted(connection, schema), True)))
+
+
+def quoted(connection: Connection, name: str) -> str:
+    return connection.dialect.identifier_preparer.quote_identifier(name)
+
+
+@contextmanager
+def _advisory_lock(connection: Connection, schema: str | None) -> Iterator[None]:
+    """Polled, on a connection without a transaction: one that waits in a statement would hold up CREATE INDEX
+    CONCURRENTLY, which waits for every older snapshot."""
+    digest = hashlib.sha256(f"memvault migrations {schema or ''}".encode()).digest()
+    key = int.from_bytes(digest[:8], "big", signed=True)
+    with connection.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as side:
+        deadline = time.monotonic() + PATIENCE_S
+        waited = False
+        while not side.execute(select(func.pg_try_advisory_lock(key))).scalar_one():
+            if not waited:
+                log.info("another process migrates this database; waiting for it")
+                waited = True
+            if time.monotonic() > deadline:
+                raise StorageError(
+                    f"another migration of this database has not ended within {PATIENCE_S:.0f} s; look for its process",
+                    retryable=True,
+                )
+            time.sleep(POLL_S)
+        try:
+            yield
+        finally:
+            side.execute(select(func.pg_advisory_unlock(key)))

@@ -1,0 +1,75 @@
+"""What is particular to PostgreSQL? Its driver, what every connection is told, and how its errors are read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import exc
+
+from memvault.errors import ConfigurationError, MissingDependencyError
+
+DRIVER = "postgresql+psycopg"
+NAMES = ("postgresql", "postgres", DRIVER)
+"""What a URL may begin with: hosting services hand out ``postgres://``, which SQLAlchemy does not know."""
+
+LOCK_TIMEOUT_MS = 30_000
+"""As long as SQLite waits for a lock here."""
+
+MAX_IDENTIFIER_BYTES = 63
+
+INSUFFICIENT_PRIVILEGE = "42501"
+_ROLLED_BACK = ("40001", "40P01")
+"""serialization_failure and deadlock_detected: nothing of the transaction stays, and it may be run again."""
+
+_RETRYABLE = (*_ROLLED_BACK, "55P03", "57P01", "57P02", "57P03", "53300")
+"""Also: no lock in time, the server shuts down, starts, or has no connection left."""
+
+READING: dict[str, Any] = {"isolation_level": "REPEATABLE READ", "postgresql_readonly": True}
+WRITING: dict[str, Any] = {"isolation_level": "READ COMMITTED", "postgresql_readonly": False}
+"""Of our own transactions, whatever an engine that was handed to us does by itself. Writers need no more: each holds
+its owner's row from the beginning, and must see what the last holder committed."""
+
+
+def require_psycopg() -> None:
+    try:
+        import psycopg  # noqa: F401
+    except ImportError as error:
+        raise MissingDependencyError(
+            f'PostgreSQL needs psycopg 3: pip install "memvault[postgres]" ({error})'
+        ) from error
+
+
+def prepare(connection: Any, _record: object) -> None:
+    """For a new connection: times at the edges of the calendar have no local equivalent in every zone."""
+    with connection.cursor() as cursor:
+        cursor.execute(f"SET TIME ZONE 'UTC'; SET lock_timeout = {LOCK_TIMEOUT_MS}")
+    connection.commit()
+
+
+def check_schema_name(name: object) -> str:
+    """The name of a schema that our tables may lie in. Raises ConfigurationError."""
+    if not isinstance(name, str) or not name.strip() or "\x00" in name:
+        raise ConfigurationError(f"schema_name must be a name, got {name!r}")
+    if len(name.encode(errors="replace")) > MAX_IDENTIFIER_BYTES:
+        raise ConfigurationError(f"schema_name must have at most {MAX_IDENTIFIER_BYTES} bytes, got {name!r}")
+    if name.startswith("pg_") or name == "information_schema":
+        raise ConfigurationError(f"schema_name {name!r} is PostgreSQL's own; choose another")
+    return name
+
+
+def sqlstate(error: BaseException | None) -> str | None:
+    """The five characters by which PostgreSQL names an error; None where it was not PostgreSQL's."""
+    if isinstance(error, exc.DBAPIError):
+        error = error.orig
+    state = getattr(error, "sqlstate", None)
+    return state if isinstance(state, str) else None
+
+
+def is_retryable(error: BaseException | None) -> bool:
+    """Whether the same call may succeed unchanged later."""
+    return sqlstate(error) in _RETRYABLE
+
+
+def was_rolled_back(error: BaseException | None) -> bool:
+    """Whether the server undid the transaction for the sake of another one: running it again is safe and right."""
+    return sqlstate(error) in _ROLLED_BACK
