@@ -26,8 +26,8 @@ def create(
 ) -> None:
     """Make the index where it is missing, and fill it from SQL. Founds the vault where there is none.
 
-    MEMVAULT_VECTORS and MEMVAULT_EMBEDDER choose for a new vault. Needs the right to create tables, and for pgvector its
-    extension, or the right to create that. The schema must be at head: run `memvault db upgrade` before.
+    MEMVAULT_VECTORS and MEMVAULT_EMBEDDER choose for a new vault. The schema must be at head, by `memvault db upgrade`.
+    Needs the right to create tables, and for pgvector its extension, or the right to create that.
     """
     with open_vault(database_url, schema="check") as storage:
         made = storage.create_index(dimension)

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from sqlalchemy import Connection, Engine
+from sqlalchemy.exc import UnboundExecutionError
 from sqlalchemy.orm import Session, scoped_session
 
 from memvault.database.base import Owner
@@ -79,7 +80,10 @@ class SessionTransactions:
         return Unit(connection, self.user_id)
 
     def _require_bound(self) -> None:
-        bind = self._session.get_bind(mapper=Owner)
+        try:
+            bind = self._session.get_bind(mapper=Owner)
+        except UnboundExecutionError as exc:
+            raise ConfigurationError("sql_session is bound to no engine; bind it to storage.engine") from exc
         engine = bind.engine if isinstance(bind, Connection) else bind
         if not _leads_to(engine, self._database.engine):
             raise ConfigurationError(

@@ -17,14 +17,14 @@ from alembic import command
 from alembic.config import Config
 from sqlalchemy import URL, Engine
 
-from memvault import StorageLayer, models
-from memvault.database import migrate
+from memvault import StorageLayer
+from memvault.database import base, migrate
 from memvault.database.base import VERSION_TABLE
 from memvault.database.engine import sqlite_driver
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 INI = CHECKOUT / "alembic.ini"
-OURS = frozenset(models.metadata.tables)
+OURS = base.table_names()
 WAIT = 60.0
 """Seconds after which a process counts as hung."""
 
