@@ -174,6 +174,14 @@ class TransactionalIndex(VectorIndex, Protocol):
     ) -> list[VectorMatch]: ...
 
 
+def is_exclusive(index: VectorIndex) -> bool:
+    """Whether no other process can write to the index while this one has it open; an index says so by ``exclusive``.
+
+    Of any other, a debt is claimed before it is paid.
+    """
+    return bool(getattr(index, "exclusive", False))
+
+
 def pushdown(where: Filter) -> Filter:
     """The strongest filter that every index can apply and that lets all through that ``where`` lets through."""
     if isinstance(where, Comparison):

@@ -32,6 +32,7 @@ class ChromaIndex:
     """
 
     transactional = False
+    exclusive = True
 
     def __init__(self, directory: Path, *, location: str = "chroma") -> None:
         self.location = location

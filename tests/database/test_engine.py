@@ -173,7 +173,7 @@ class TestBegin:
         put(database, "a")
         assert [statement.split("(")[0].strip() for statement in sent if "PRAGMA" not in statement] == [
             "BEGIN IMMEDIATE",
-            "INSERT INTO store_meta",
+            "INSERT INTO main.store_meta",
             "COMMIT",
         ]
 
@@ -320,7 +320,7 @@ class TestUrls:
             "sqlite://user:{}@host/a.db",
             "sqlite+nonsense://user:{}@host/a.db",
             "sqlite+pysqlcipher://:{}@/a.db",
-            "postgresql://host:port/db?password={}",
+            "postgresql+nonsense://host:port/db?password={}",
             "postgresql//host/db?password={}",
             "sqlite://host/a.db?password={}",
         ],

@@ -20,7 +20,7 @@ from memvault.database.unit import EPOCHS_PER_OWNER, LockedOwner, Unit
 from memvault.errors import ConfigurationError, StorageError
 from memvault.memory.chunk_table import CHUNKS
 from memvault.memory.sessions import SESSIONS
-from memvault.models import metadata
+from tests.support import statements
 
 NOW = datetime(2024, 5, 1, tzinfo=UTC)
 
@@ -32,10 +32,9 @@ class Trouble(Exception):
 
 
 @pytest.fixture
-def database(tmp_path: Path) -> Iterator[Database]:
+def database(database_url: str) -> Iterator[Database]:
     """Every table, and at the end every connection is back."""
-    engine = create_engine(f"sqlite:///{tmp_path / 'unit.db'}", pool_size=20)
-    metadata.create_all(engine)
+    engine = create_engine(database_url, pool_size=20)
     yield Database(engine)
     assert engine.pool.checkedout() == 0  # type: ignore[attr-defined]  # a QueuePool
     engine.dispose()
@@ -645,10 +644,10 @@ class TestOwnerGuard:
         assert units["alice"].owners_of(CHUNKS, []) == {}
         assert sent == []
 
-    def test_by_key_goes_by_the_key(self, units: dict[str, Unit]) -> None:
+    def test_by_key_goes_by_the_key(self, units: dict[str, Unit], vault_path: Path) -> None:
         alice = units["alice"]
-
         statement = alice.select(CHUNKS.c.content, frm=CHUNKS, by_key=True).where(CHUNKS.c.id.in_(["a", "b"]))
-        compiled = statement.compile(alice.connection.engine, compile_kwargs={"literal_binds": True})
-        plan = alice.connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {compiled}").all()
+        with statements(alice.connection.engine) as sent:
+            alice.execute(statement)
+        plan = alice.connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {sent[0]}", ("alice", "a", "b")).all()
         assert any("(id=?)" in row[3] for row in plan)
