@@ -29,7 +29,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Give every test that uses a vault the databases and indexes to run on.
 
-    One that asks for `vault_path` or `postgres_url` itself is about that database, and stays there.
+    One that asks for `vault_path` or `postgres_url`, be it by "usefixtures", is about that database, and stays there.
     """
     asked = metafunc.fixturenames
     kept = {"vault_path": "sqlite", "postgres_url": "postgres"}

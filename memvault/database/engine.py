@@ -127,7 +127,9 @@ def listen(engine: Engine) -> None:
     _prepared.add(engine.dialect)
     if schema_of(engine) is None:
         _translate(engine, None)
-    if engine.dialect.name == "sqlite":
+    if engine.dialect.name == "postgresql":
+        event.listen(engine, "before_cursor_execute", postgres.fetch_binary)
+    elif engine.dialect.name == "sqlite":
         event.listen(engine, "connect", _prepare)
         event.listen(engine, "begin", _begin)
         engine.dispose()  # connections of before would go without

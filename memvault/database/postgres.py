@@ -46,6 +46,16 @@ def prepare(connection: Any, _record: object) -> None:
     connection.commit()
 
 
+BINARY = "memvault_binary"
+"""Execution option of a statement that fetches many bytes: as text, which is the default, they are hexadecimal."""
+
+
+def fetch_binary(_conn: object, cursor: Any, statement: str, parameters: Any, context: Any, _many: bool) -> None:
+    """For the event before each statement."""
+    if context is not None and context.execution_options.get(BINARY):
+        cursor.format = 1  # psycopg.pq.Format.BINARY
+
+
 def check_schema_name(name: object) -> str:
     """The name of a schema that our tables may lie in. Raises ConfigurationError."""
     if not isinstance(name, str) or not name.strip() or "\x00" in name:
@@ -63,6 +73,15 @@ def sqlstate(error: BaseException | None) -> str | None:
         error = error.orig
     state = getattr(error, "sqlstate", None)
     return state if isinstance(state, str) else None
+
+
+def forget_values(error: exc.DBAPIError) -> None:
+    """Reduce an error to what went wrong: PostgreSQL's details quote the whole row, somebody's memories included."""
+    diagnosis = getattr(error.orig, "diag", None)
+    primary = getattr(diagnosis, "message_primary", None)
+    if error.orig is not None and primary is not None:
+        error.orig.args = (primary,)
+        error.args = (f"({type(error.orig).__module__}.{type(error.orig).__name__}) {primary}",)
 
 
 def is_retryable(error: BaseException | None) -> bool:

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from sqlalchemy import exc
 
-from memvault.database.postgres import is_retryable, sqlstate
+from memvault.database.postgres import forget_values, is_retryable, sqlstate
 from memvault.errors import StorageError
 
 _RETRYABLE_SQLITE = (5, 6)
@@ -26,8 +26,10 @@ def database_errors() -> Iterator[None]:
             retryable=True,
         ) from error
     except exc.IntegrityError as error:
+        forget_values(error)
         raise StorageError(f"the database refused the change: {error.orig}") from error
     except exc.DBAPIError as error:
+        forget_values(error)
         reason = str(error.orig)
         if sqlstate(error) is None and "readonly" in reason.replace(" ", ""):
             reason += " (may this process write the file and its folder?)"

@@ -39,6 +39,7 @@ from memvault.database.base import (
 )
 from memvault.database.batches import batches
 from memvault.database.bulk import upsert
+from memvault.database.postgres import BINARY
 from memvault.database.unit import EPOCHS_PER_OWNER, Unit
 from memvault.embedding.base import Matrix, Vector
 from memvault.errors import ValidationError
@@ -191,13 +192,13 @@ def load_vectors(unit: Unit, model: str, dimension: int, ids: Sequence[str] | No
                 .where(VECTORS.c.model == model, VECTORS.c.field == CONTENT)
                 .order_by(VECTORS.c.id)
             )
-            rows.extend(unit.execute(statement))
+            rows += unit.execute(statement.execution_options(**{BINARY: True})).all()
     else:
         for some in batches(ids):
             statement = unit.select(*columns, frm=VECTORS, by_key=True).where(
                 VECTORS.c.chunk_id.in_(some), VECTORS.c.model == model, VECTORS.c.field == CONTENT
             )
-            rows.extend(unit.execute(statement))
+            rows += unit.execute(statement.execution_options(**{BINARY: True})).all()
     matrix = np.frombuffer(b"".join(row.vector for row in rows), dtype="<f4").reshape(len(rows), dimension)
     return [row.chunk_id for row in rows], matrix
 
