@@ -79,6 +79,12 @@ def build_index(vectors: str | VectorIndex, database: Database) -> VectorIndex:
         if not folder.is_absolute():
             raise ConfigurationError(f"vectors={vectors!r} names no absolute folder; write chroma:///absolute/folder")
         return _chroma(folder, vectors)
+    if vectors.startswith(("chroma+http://", "chroma+https://")):
+        from memvault.vectors.chroma_collection import require_chromadb
+        from memvault.vectors.chroma_server import ChromaServerIndex
+
+        require_chromadb()
+        return ChromaServerIndex(vectors)
     raise ConfigurationError(
         f"vectors={vectors.split('@')[-1]!r} is no index of this version; there are chroma (a folder beside the "
         "database), chroma:///absolute/folder, chroma+http(s)://host:port, sqlite-vec, pgvector, "

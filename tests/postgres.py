@@ -67,6 +67,7 @@ class Postgres:
         self._cleanup = contextlib.ExitStack()
         self._folder = Path(tempfile.mkdtemp(prefix="memvault-pg-", dir=_short_folder()))
         self._cleanup.callback(shutil.rmtree, self._folder, ignore_errors=True)
+        self.port = 0
         self._process: subprocess.Popen[bytes] | None = None
         self._as: dict[str, Any] = _unprivileged()
         self._admin: psycopg.Connection[Any] | None = None
@@ -100,9 +101,11 @@ class Postgres:
         return str(self._folder)
 
     def start(self) -> None:
-        """Start the server, on a free port, and wait until it answers."""
+        """Start the server, on the port that it had before or a free one, and wait until it answers."""
         log = self._folder / "log"
-        for _ in range(PORTS):
+        for attempt in range(PORTS):
+            if attempt or not self.port:
+                self.port = _free_port()
             begins = log.stat().st_size if log.exists() else 0
             self._process = self._spawn(log)
             if self._answers():
@@ -114,7 +117,6 @@ class Postgres:
         raise RuntimeError(f"the server does not start: {said}")
 
     def _spawn(self, log: Path) -> subprocess.Popen[bytes]:
-        self.port = _free_port()
         settings = {
             **_SETTINGS,
             "listen_addresses": "127.0.0.1",
@@ -145,7 +147,7 @@ class Postgres:
         return False
 
     def stop(self) -> None:
-        """Stop the server at once; its clients' connections break. `start` brings it back, on another port."""
+        """Stop the server at once; its clients' connections break. `start` brings it back."""
         if self._admin is not None:
             self._admin.close()
             self._admin = None

@@ -18,7 +18,7 @@ from sqlalchemy.schema import CreateSchema
 
 from memvault.database.base import table_names
 from memvault.database.engine import schema_of
-from memvault.database.postgres import INSUFFICIENT_PRIVILEGE, sqlstate
+from memvault.database.postgres import INSUFFICIENT_PRIVILEGE, forget_values, sqlstate
 from memvault.errors import SchemaError, StorageError
 
 log = logging.getLogger("memvault.migrate")
@@ -77,11 +77,11 @@ def _on_postgres(connection: Connection) -> Iterator[None]:
     except exc.DBAPIError as error:
         if sqlstate(error) != INSUFFICIENT_PRIVILEGE:
             raise
-        role = connection.engine.url.username or "this role"
-        place = "the schema" if schema is None else f'SCHEMA "{schema}"'
+        forget_values(error)
+        role, default = _who_and_where(connection)
         raise SchemaError(
-            f"{role} may not change the schema: {error.orig}. An administrator can run: "
-            f'GRANT USAGE, CREATE ON {place} TO "{role}"'
+            f"the role {role} may not change the schema: {error.orig}. An administrator can run: "
+            f"GRANT USAGE, CREATE ON SCHEMA {quoted(connection, schema or default)} TO {role}"
         ) from error
 
 
@@ -94,12 +94,19 @@ def _enter_schema(connection: Connection, schema: str) -> None:
         except exc.DBAPIError as error:
             if sqlstate(error) != INSUFFICIENT_PRIVILEGE:
                 raise
-            role = connection.engine.url.username or "this role"
+            role, _ = _who_and_where(connection)
             raise SchemaError(
-                f"there is no schema {schema!r} in this database, and {role} may not make it. An administrator can "
-                f'run: CREATE SCHEMA "{schema}" AUTHORIZATION "{role}"'
+                f"there is no schema {schema!r} in this database, and the role {role} may not make it. An "
+                f"administrator can run: CREATE SCHEMA {quoted(connection, schema)} AUTHORIZATION {role}"
             ) from error
     connection.execute(select(func.set_config("search_path", quoted(connection, schema), True)))
+
+
+def _who_and_where(connection: Connection) -> tuple[str, str]:
+    """The role, quoted, and the schema of tables that name none; asked on a connection that still answers."""
+    with connection.engine.connect() as other:
+        row = other.execute(text("SELECT quote_ident(current_user), coalesce(current_schema(), 'public')")).one()
+    return row[0], row[1]
 
 
 def quoted(connection: Connection, name: str) -> str:

@@ -62,7 +62,7 @@ def check_schema_name(name: object) -> str:
         raise ConfigurationError(f"schema_name must be a name, got {name!r}")
     if len(name.encode(errors="replace")) > MAX_IDENTIFIER_BYTES:
         raise ConfigurationError(f"schema_name must have at most {MAX_IDENTIFIER_BYTES} bytes, got {name!r}")
-    if name.startswith("pg_") or name == "information_schema":
+    if name.startswith("pg_") or name in ("information_schema", "$user"):
         raise ConfigurationError(f"schema_name {name!r} is PostgreSQL's own; choose another")
     return name
 

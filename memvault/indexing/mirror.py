@@ -19,7 +19,7 @@ class Mirror:
         if not isinstance(index, TransactionalIndex) or unit.fixed_dimension is not None:
             return  # the vault's very first vector: there cannot be an index yet
         self._reach.bind(unit.connection)
-        if not index.exists(unit.connection):
+        if index.spec is None or not index.exists(unit.connection):
             return  # it will be filled when it is made
         ids = sorted(unit.revectored)
         records = {record.id: record for record in records_of(unit, ids, self._reach.row.model)}

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 
@@ -16,7 +16,6 @@ from memvault.vectors.base import DECIMALS, IndexSpec, ScannedRecord, VectorMatc
 from memvault.vectors.chroma_records import compile_where, restored_metadata, stored_metadata
 
 if TYPE_CHECKING:
-    from chromadb.api import ClientAPI
     from chromadb.api.collection_configuration import CreateCollectionConfiguration
     from chromadb.api.models.Collection import Collection
 
@@ -33,10 +32,34 @@ is too often; opening replays at most so many, at .2 to .4 ms each."""
 WRITE_SIZE = 2000
 """Records to one call. Chroma holds the GIL for all of it, about a second; twice as many save hardly any time."""
 
+WRITE_BYTES = 6 << 20
+"""Bytes of vectors and texts to one call, unless one record is more. A server takes requests of 40 MiB, and JSON makes
+up to six of one: of a control character, or of a vector's byte where the server takes no base64."""
+
 READ_SIZE = 1000
 """Ids to one read: Chroma binds each to its SQL statement, and of 5,000 it misses some."""
 
 MAX_K = 2**31 - 1
+
+
+Failures = tuple[type[Exception], ...]
+
+
+class Collections(Protocol):
+    """What is needed of a client of Chroma's."""
+
+    def get_collection(self, name: str, *, embedding_function: None) -> Collection: ...
+
+    def create_collection(
+        self,
+        name: str,
+        *,
+        configuration: CreateCollectionConfiguration,
+        metadata: dict[str, Any],
+        embedding_function: None,
+    ) -> Collection: ...
+
+    def get_max_batch_size(self) -> int: ...
 
 
 def require_chromadb() -> None:
@@ -50,13 +73,19 @@ def require_chromadb() -> None:
 @contextmanager
 def chroma_errors(place: str, doing: str, *also: type[Exception]) -> Iterator[None]:
     """The one place where Chroma's failures become VectorIndexErrors. ``also``: types that mean one here."""
-    from chromadb.errors import ChromaError
+    from chromadb.errors import ChromaError, NotFoundError
 
     failures: tuple[type[Exception], ...] = (ChromaError, OSError, *also)
     try:
         yield
+    except NotFoundError as exc:
+        raise VectorIndexError(
+            f"the Chroma index in {place} could not {doing}, its collection is gone: {exc}. Opening the vault again "
+            "makes it anew, from SQL"
+        ) from exc
     except failures as exc:
-        raise VectorIndexError(f"the Chroma index in {place} could not {doing}: {exc}") from exc
+        told = f"{exc}" if isinstance(exc, (ChromaError, OSError)) and str(exc) else f"{type(exc).__name__} {exc}"
+        raise VectorIndexError(f"the Chroma index in {place} could not {doing}: {told}") from exc
     except BaseException as exc:
         if type(exc).__name__ != "PanicException":  # of its Rust layer: no Exception, and of no importable type
             raise
@@ -69,46 +98,57 @@ def name_of(spec: IndexSpec) -> str:
 
 
 class ChromaCollection:
-    """The collection of one vault, by whatever client; ``place`` names the directory or server in errors."""
+    """The collection of one vault, by whatever client.
 
-    def __init__(self, collection: Collection, max_batch: int, place: str) -> None:
+    ``place`` names the directory or server in errors, ``failures`` are what its client raises beside Chroma's own.
+    """
+
+    def __init__(self, collection: Collection, max_batch: int, place: str, failures: Failures) -> None:
         self._collection = collection
         self._write_size = min(WRITE_SIZE, max_batch)
         self._place = place
+        self._failures = failures
 
     @classmethod
-    def find(cls, client: ClientAPI, spec: IndexSpec, place: str) -> ChromaCollection | None:
+    def find(cls, client: Collections, spec: IndexSpec, place: str, failures: Failures = ()) -> ChromaCollection | None:
         """The vault's collection, if it is there. Raises IndexMismatchError where it is not what ``spec`` says."""
         from chromadb.errors import NotFoundError
 
-        with chroma_errors(place, "be read"):
+        with chroma_errors(place, "be read", *failures):
             try:
                 collection = client.get_collection(name_of(spec), embedding_function=None)
             except NotFoundError:
                 return None
-            found = cls(collection, client.get_max_batch_size(), place)
+            found = cls(collection, client.get_max_batch_size(), place, failures)
         found._verify(spec)
         return found
 
     @classmethod
-    def make(cls, client: ClientAPI, spec: IndexSpec, place: str) -> ChromaCollection:
-        """A new collection, empty."""
+    def make(cls, client: Collections, spec: IndexSpec, place: str, failures: Failures = ()) -> ChromaCollection:
+        """A new collection, empty; that of another process, where it has made it meanwhile."""
+        from chromadb.errors import ChromaError
+
         configuration: CreateCollectionConfiguration = {
             "hnsw": {"space": SPACE, "ef_search": EF_SEARCH, "sync_threshold": SYNC_THRESHOLD}
         }
-        with chroma_errors(place, "be created"):
-            collection = client.create_collection(
-                name_of(spec),
-                configuration=configuration,
-                metadata=dict(vars(spec)),
-                embedding_function=None,
-            )
-            return cls(collection, client.get_max_batch_size(), place)
+        with chroma_errors(place, "be created", *failures):
+            try:
+                collection = client.create_collection(
+                    name_of(spec),
+                    configuration=configuration,
+                    metadata=dict(vars(spec)),
+                    embedding_function=None,
+                )
+            except ChromaError:  # a server says no more precisely that it is there
+                if (found := cls.find(client, spec, place, failures)) is None:
+                    raise
+                return found
+            return cls(collection, client.get_max_batch_size(), place, failures)
 
     def upsert(self, records: Sequence[VectorRecord]) -> None:
         """Write in batches; of an id that comes twice, which Chroma would refuse, the last record counts."""
-        for some in batches({record.id: record for record in records}.values(), self._write_size):
-            with chroma_errors(self._place, "be written"):
+        for some in _written_together({record.id: record for record in records}.values(), self._write_size):
+            with self._errors("be written"):
                 self._collection.upsert(
                     ids=[record.id for record in some],
                     embeddings=np.stack([record.vector for record in some]),
@@ -119,7 +159,7 @@ class ChromaCollection:
     def delete(self, ids: Sequence[str]) -> None:
         """Remove in batches; Chroma refuses an empty list, and an id that comes twice."""
         for some in batches(dict.fromkeys(ids), self._write_size):
-            with chroma_errors(self._place, "be deleted from"):
+            with self._errors("be deleted from"):
                 self._collection.delete(ids=some)
 
     def query(self, user_id: str, vector: Vector, k: int, where: Filter = EVERYTHING) -> list[VectorMatch]:
@@ -127,7 +167,7 @@ class ChromaCollection:
         if where is NOTHING:
             return []
         condition = compile_where(Comparison("user_id", "==", user_id) & where)
-        with chroma_errors(self._place, "be searched"):
+        with self._errors("be searched"):
             answer = self._collection.query(
                 query_embeddings=vector[np.newaxis], n_results=min(k, MAX_K), where=condition, include=["distances"]
             )
@@ -149,8 +189,11 @@ class ChromaCollection:
         """All records, or a user's."""
         if user_id is not None:
             return len(self._listed(compile_where(Comparison("user_id", "==", user_id))))
-        with chroma_errors(self._place, "be counted"):
-            return self._collection.count()
+        with self._errors("be counted"):
+            return int(self._collection.count())
+
+    def _errors(self, doing: str) -> AbstractContextManager[None]:
+        return chroma_errors(self._place, doing, *self._failures)
 
     def _verify(self, spec: IndexSpec) -> None:
         metadata = self._collection.metadata or {}
@@ -167,17 +210,32 @@ class ChromaCollection:
 
     def _listed(self, condition: dict[str, Any] | None) -> list[str]:
         """Ids alone, all at once: pages by offset would skip records when others are deleted meanwhile."""
-        with chroma_errors(self._place, "be listed"):
+        with self._errors("be listed"):
             return self._collection.get(where=condition, include=[])["ids"]
 
     def _read(self, ids: Sequence[str], batch: int) -> Iterator[list[ScannedRecord]]:
         for some in batches(ids, batch):
-            with chroma_errors(self._place, "be read"):
+            with self._errors("be read"):
                 answer = self._collection.get(ids=some, include=["metadatas", "embeddings"])
             metadatas: Any = answer["metadatas"]
             vectors: Any = answer["embeddings"]
             if answer["ids"]:
                 yield [_scanned(*row) for row in zip(answer["ids"], metadatas, vectors, strict=True)]
+
+
+def _written_together(records: Iterable[VectorRecord], size: int) -> Iterator[list[VectorRecord]]:
+    """Batches of at most ``size`` records, and of so many bytes; a larger record goes alone."""
+    some: list[VectorRecord] = []
+    total = 0
+    for record in records:
+        bytes_of_it = len(record.document.encode()) + record.vector.nbytes
+        if some and (len(some) == size or total + bytes_of_it > WRITE_BYTES):
+            yield some
+            some, total = [], 0
+        some.append(record)
+        total += bytes_of_it
+    if some:
+        yield some
 
 
 def _scanned(chunk_id: str, stored: dict[str, Any] | None, vector: Any) -> ScannedRecord:

@@ -35,6 +35,17 @@ def best(ids: Sequence[str], scores: NDArray[np.float64], count: int) -> list[Ve
     return [VectorMatch(chunk_id, -negated) for negated, chunk_id in ranked[:count]]
 
 
+def search_all(unit: Unit, spec: IndexSpec, chunks: Table, vector: Vector, k: int, where: Filter) -> list[VectorMatch]:
+    """The user's ``k`` nearest under the filter, by a product with all of their vectors in SQL."""
+    ids, matrix = load_vectors(unit, spec.model, spec.dimension)
+    if where is not EVERYTHING:
+        statement = unit.select(chunks.c.id, frm=chunks).where(compile_where(where, chunks))
+        allowed = set(unit.execute(statement).scalars())
+        kept = [place for place, chunk_id in enumerate(ids) if chunk_id in allowed]
+        ids, matrix = [ids[place] for place in kept], matrix[kept]
+    return best(ids, similarities(matrix, vector), k)
+
+
 class ExactIndex:
     """No index at all: every query is a product with the user's vectors in SQL. Nothing to build, keep or lose."""
 
@@ -76,14 +87,7 @@ class ExactIndex:
     def query(self, user_id: str, vector: Vector, k: int, where: Filter = EVERYTHING) -> list[VectorMatch]:
         spec = self._opened()
         with self._database.reading() as connection:
-            unit = Unit(connection, user_id)
-            ids, matrix = load_vectors(unit, spec.model, spec.dimension)
-            if where is not EVERYTHING:
-                condition = compile_where(where, self._chunks)
-                allowed = set(unit.execute(unit.select(self._chunks.c.id, frm=self._chunks).where(condition)).scalars())
-                kept = [place for place, chunk_id in enumerate(ids) if chunk_id in allowed]
-                ids, matrix = [ids[place] for place in kept], matrix[kept]
-        return best(ids, similarities(matrix, vector), k)
+            return search_all(Unit(connection, user_id), spec, self._chunks, vector, k, where)
 
     def scan(self, batch: int = 1000) -> Iterator[list[ScannedRecord]]:
         spec = self._opened()

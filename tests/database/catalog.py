@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from psycopg import sql
-
 from tests.postgres import Postgres
 
 Declarations = dict[str, list[str]]
 Contents = dict[str, list[tuple[Any, ...]]]
 
 _RELATIONS = """
-SELECT n.nspname || '.' || c.relname, c.relkind::text, c.oid
+SELECT n.nspname || '.' || c.relname, c.relkind::text, c.oid, format('%I.%I', n.nspname, c.relname)
 FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
 WHERE n.nspname !~ '^pg_' AND n.nspname <> 'information_schema' AND c.relkind IN ('r', 'p', 'v', 'm', 'S')
 """
@@ -30,7 +28,9 @@ SELECT conname || ' ' || pg_get_constraintdef(oid) FROM pg_constraint
 WHERE conrelid = %(oid)s AND contype <> 'n' ORDER BY conname
 """  # NOT NULLs are constraints with names since 18, and columns tell of them, too
 
-_INDEXES = "SELECT pg_get_indexdef(indexrelid) FROM pg_index WHERE indrelid = %(oid)s ORDER BY indexrelid::regclass::text"
+_INDEXES = (
+    "SELECT pg_get_indexdef(indexrelid) FROM pg_index WHERE indrelid = %(oid)s ORDER BY indexrelid::regclass::text"
+)
 
 
 def declarations(server: Postgres, database: str) -> Declarations:
@@ -39,22 +39,24 @@ def declarations(server: Postgres, database: str) -> Declarations:
         return {
             name: [
                 f"kind {kind}",
-                *(row[0] for part in (_COLUMNS, _CONSTRAINTS, _INDEXES) for row in connection.execute(part, {"oid": oid})),
+                *(
+                    row[0]
+                    for part in (_COLUMNS, _CONSTRAINTS, _INDEXES)
+                    for row in connection.execute(part, {"oid": oid})
+                ),
             ]
-            for name, kind, oid in connection.execute(_RELATIONS).fetchall()
+            for name, kind, oid, _ in connection.execute(_RELATIONS).fetchall()
         }
 
 
 def contents(server: Postgres, database: str) -> Contents:
     """All rows of all tables."""
     with server.connect(database) as connection:
-        names = [name for name, kind, _ in connection.execute(_RELATIONS).fetchall() if kind == "r"]
+        found = connection.execute(_RELATIONS).fetchall()
         return {
-            name: sorted(
-                connection.execute(sql.SQL("SELECT * FROM {}").format(sql.Identifier(*name.split(".", 1)))).fetchall(),
-                key=repr,
-            )
-            for name in names
+            name: sorted(connection.execute(f"SELECT * FROM {quoted}".encode()).fetchall(), key=repr)
+            for name, kind, _, quoted in found
+            if kind == "r"
         }
 
 

@@ -9,18 +9,20 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from textwrap import dedent, indent
 from typing import Any
 
 from alembic import command
 from alembic.config import Config
-from sqlalchemy import URL, Engine
+from sqlalchemy import URL, Engine, insert
 
 from memvault import StorageLayer
 from memvault.database import base, migrate
 from memvault.database.base import VERSION_TABLE
 from memvault.database.engine import sqlite_driver
+from memvault.vectors.outbox import OUTBOX
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 INI = CHECKOUT / "alembic.ini"
@@ -56,12 +58,15 @@ class Done:
         return said
 
 
-def start_python(*arguments: str, cwd: Path, url: str | None = None, package: Path = CHECKOUT) -> subprocess.Popen[str]:
-    """A fresh interpreter that imports memvault from ``package``; ``url`` goes into the environment."""
+def start_python(
+    *arguments: str, cwd: Path, url: str | None = None, package: Path = CHECKOUT, **variables: str
+) -> subprocess.Popen[str]:
+    """A fresh interpreter that imports memvault from ``package``; ``url`` and ``variables`` go into the environment."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("MEMVAULT_")}
     environment["PYTHONPATH"] = str(package)
     if url is not None:
         environment["MEMVAULT_DATABASE_URL"] = url
+    environment.update(variables)
     return subprocess.Popen(
         [sys.executable, *arguments],
         cwd=cwd,
@@ -81,13 +86,15 @@ def finish(process: subprocess.Popen[str]) -> Done:
     return Done(process.returncode, out, err)
 
 
-def run_python(*arguments: str, cwd: Path, url: str | None = None, package: Path = CHECKOUT) -> Done:
-    return finish(start_python(*arguments, cwd=cwd, url=url, package=package))
+def run_python(*arguments: str, cwd: Path, url: str | None = None, package: Path = CHECKOUT, **variables: str) -> Done:
+    return finish(start_python(*arguments, cwd=cwd, url=url, package=package, **variables))
 
 
-def alembic(*arguments: str, cwd: Path, url: str | None = None, ini: Path = INI, package: Path = CHECKOUT) -> Done:
+def alembic(
+    *arguments: str, cwd: Path, url: str | None = None, ini: Path = INI, package: Path = CHECKOUT, **variables: str
+) -> Done:
     """`python -m alembic`, from any working directory."""
-    return run_python("-m", "alembic", "-c", str(ini), *arguments, cwd=cwd, url=url, package=package)
+    return run_python("-m", "alembic", "-c", str(ini), *arguments, cwd=cwd, url=url, package=package, **variables)
 
 
 def alembic_together(*commands: Sequence[str], cwd: Path, url: str) -> list[Done]:
@@ -193,7 +200,14 @@ VECTORS = [[1.0, 0.0, 0.5], [0.0, 1.0, 0.5], [0.5, 0.5, 1.0]]
 
 def fill(path: Path) -> None:
     """A vault at head with rows in every table."""
-    with StorageLayer.open(url_of(path), vectors="exact", embedder="none") as storage:
+    fill_vault(url_of(path))
+    held = contents(path)
+    assert all(held[name] for name in OURS)
+
+
+def fill_vault(url: str, **options: Any) -> None:
+    """As `fill`, wherever the vault is."""
+    with StorageLayer.open(url, vectors="exact", embedder="none", schema="upgrade", **options) as storage:
         for user_id in ("alice", "bob"):
             user = storage.for_user(user_id)
             session = user.sessions.start()
@@ -203,10 +217,6 @@ def fill(path: Path) -> None:
             ]
             user.procedural.set("style", {"tone": "direct"}, confidence=0.9, source_chunk_id=chunks[0].id)
             user.jobs.enqueue()
-    with raw(path) as connection:  # the exact index lives in the transaction, and is never owed anything
-        connection.execute(
-            "INSERT INTO index_outbox (index_id, chunk_id, user_id, generation, attempts, marked_at) "
-            "VALUES (1, 'mem_gone', 'alice', 1, 0, '2024-05-01 12:00:00.000000')"
-        )
-    held = contents(path)
-    assert all(held[name] for name in OURS)
+        debt = {"index_id": 1, "chunk_id": "mem_gone", "user_id": "alice", "generation": 1, "attempts": 0}
+        with storage.engine.begin() as connection:  # the exact index lives in the transaction, and is never owed
+            connection.execute(insert(OUTBOX).values(**debt, marked_at=datetime(2024, 5, 1, tzinfo=UTC)))

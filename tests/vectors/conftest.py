@@ -2,21 +2,67 @@
 
 from __future__ import annotations
 
+import importlib
+import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
-from tests.vectors.worlds import ChromaWorld, ExactWorld, IndexWorld
+from memvault.database.engine import create_engine
+from memvault.vectors.exact import ExactIndex
+from memvault.vectors.pgvector import PgVectorIndex
+from memvault.vectors.sqlite_vec import SqliteVecIndex
+from tests.vectors.chroma_servers import ChromaServer
+from tests.vectors.worlds import ChromaServerWorld, ChromaWorld, IndexWorld, SqlWorld
+
+WORLDS = (
+    "exact-sqlite",
+    "exact-postgres",
+    "chroma",
+    "chroma-server",
+    "sqlite-vec-pysqlite3",
+    "sqlite-vec-sqlean",
+    "pgvector",
+)
 
 
-@pytest.fixture(params=["exact", "chroma"])
+def sqlite_drivers() -> dict[str, ModuleType]:
+    """The SQLite libraries of this interpreter that can load extensions, by name."""
+    drivers = {"stdlib": sqlite3}
+    for name in ("pysqlite3", "sqlean"):
+        drivers[name] = importlib.import_module(f"{name}.dbapi2")
+    return {name: driver for name, driver in drivers.items() if hasattr(driver.Connection, "enable_load_extension")}
+
+
+@pytest.fixture(scope="session")
+def chroma_server() -> Iterator[ChromaServer]:
+    """A Chroma server that tests share, each with a database of its own there."""
+    server = ChromaServer()
+    yield server
+    server.close()
+
+
+@pytest.fixture(params=WORLDS)
 def index_world(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[IndexWorld]:
     """An index that was opened and created, and is empty."""
     world: IndexWorld
-    if request.param == "exact":
-        world = ExactWorld(request.getfixturevalue("vault_path"))
-    else:
-        world = ChromaWorld(tmp_path / "chroma")
+    match request.param.rsplit("-", 1):
+        case ["chroma"]:
+            world = ChromaWorld(tmp_path / "chroma")
+        case ["chroma", "server"]:
+            world = ChromaServerWorld(request.getfixturevalue("chroma_server").new_url())
+        case ["exact", "sqlite"]:
+            world = SqlWorld(create_engine(f"sqlite:///{request.getfixturevalue('vault_path')}"), ExactIndex)
+        case ["exact", "postgres"]:
+            world = SqlWorld(create_engine(request.getfixturevalue("postgres_url")), ExactIndex)
+        case ["pgvector"]:
+            world = SqlWorld(create_engine(request.getfixturevalue("postgres_url")), PgVectorIndex)
+        case ["sqlite-vec", driver]:
+            url = f"sqlite:///{request.getfixturevalue('vault_path')}"
+            world = SqlWorld(create_engine(url, module=sqlite_drivers()[driver]), SqliteVecIndex)
+        case other:
+            raise AssertionError(other)
     yield world
     world.close()

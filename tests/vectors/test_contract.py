@@ -324,7 +324,7 @@ def test_a_thousand_copies_of_one_vector_are_all_found(index_world: IndexWorld) 
 def test_thousands_are_written_and_asked_for_at_once(index_world: IndexWorld) -> None:
     mine = make_records(6000)
     theirs = make_records(6000, "user_bob", prefix="bob", seed=2)
-    index_world.put([record for pair in zip(mine, theirs, strict=True) for record in pair])
+    index_world.fill([record for pair in zip(mine, theirs, strict=True) for record in pair])
     assert index_world.index.count() == 12_000
     assert index_world.index.count("user_bob") == 6000
     index_world.check("user_alice", direction(), 10)
@@ -340,7 +340,7 @@ def test_a_small_user_among_many_records_loses_none(index_world: IndexWorld) -> 
     records = make_records(30_000, "user_bob")
     for place in range(500, 30_000, 1000):
         records[place] = replace(records[place], metadata=replace(records[place].metadata, user_id="user_alice"))
-    index_world.put(records)
+    index_world.fill(records)
     for seed in range(5):
         assert len(index_world.check("user_alice", direction(seed), 50)) == 30
         index_world.check("user_alice", direction(seed), 5)

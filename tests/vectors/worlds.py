@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
 from itertools import groupby
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from sqlalchemy import Connection, Engine, insert
+from sqlalchemy import Connection, Engine, Table, insert
 
 from memvault.database.bulk import upsert
-from memvault.database.engine import create_engine
 from memvault.database.transactions import Database
 from memvault.database.unit import Unit
 from memvault.embedding.base import Vector
@@ -25,7 +24,7 @@ from memvault.memory.sessions import SESSIONS
 from memvault.vectors import canonical
 from memvault.vectors.base import IndexSpec, RecordMetadata, VectorIndex, VectorMatch, VectorRecord
 from memvault.vectors.chroma import ChromaIndex
-from memvault.vectors.exact import ExactIndex
+from memvault.vectors.chroma_server import ChromaServerIndex
 from memvault.vectors.outbox import INDEXES
 from tests.support import TOLERANCE, passes, unit_vectors
 
@@ -60,6 +59,10 @@ class IndexWorld(ABC):
         self.index.upsert(records)
         with self._lock:
             self.records.update((record.id, record) for record in records)
+
+    def fill(self, records: Sequence[VectorRecord]) -> None:
+        """As `put`, into an empty index, and many records."""
+        self.put(records)
 
     def remove(self, ids: Sequence[str]) -> None:
         self.before_remove(ids)
@@ -133,17 +136,43 @@ class ChromaWorld(IndexWorld):
         pass
 
 
-class ExactWorld(IndexWorld):
-    """The vectors lie in SQL: chunks and vectors are written there by the same function that the stores use."""
+class ChromaServerWorld(IndexWorld):
+    """A Chroma database of its own, on a server that tests share."""
 
-    def __init__(self, database: Path) -> None:
+    def __init__(self, url: str) -> None:
         super().__init__()
-        self.engine: Engine = create_engine(f"sqlite:///{database}")
-        self.database = Database(self.engine)
+        self.url = url
+        self.index: VectorIndex = self.fresh()
+        assert not self.index.open(SPEC)
+        self.index.create()
+
+    def fresh(self) -> ChromaServerIndex:
+        return ChromaServerIndex(self.url)
+
+    def before_put(self, records: Sequence[VectorRecord]) -> None:
+        pass
+
+    def before_remove(self, ids: Sequence[str]) -> None:
+        pass
+
+    def close(self) -> None:
+        self.index.open(SPEC)
+        self.index.purge()  # the server would keep it, in memory too, for all tests to come
+        super().close()
+
+
+class SqlWorld(IndexWorld):
+    """An index in the database: chunks and vectors are written there first, by the function that the stores use."""
+
+    def __init__(self, engine: Engine, make: Callable[[Database, Table], VectorIndex]) -> None:
+        super().__init__()
+        self.engine = engine
+        self.database = Database(engine)
+        self._make = make
         with self.database.writing() as connection:
             connection.execute(
                 insert(INDEXES).values(
-                    spec="exact", model=SPEC.model, dimension=SPEC.dimension, transactional=True, state="live",
+                    spec="tests", model=SPEC.model, dimension=SPEC.dimension, transactional=True, state="live",
                     created_at=NOON,
                 )
             )  # fmt: skip
@@ -151,8 +180,14 @@ class ExactWorld(IndexWorld):
         self.index.open(SPEC)
         self.index.create()
 
-    def fresh(self) -> ExactIndex:
-        return ExactIndex(self.database, CHUNKS)
+    def fill(self, records: Sequence[VectorRecord]) -> None:
+        self.index.purge()
+        self.before_put(records)
+        self.index.create()
+        self.records.update((record.id, record) for record in records)
+
+    def fresh(self) -> VectorIndex:
+        return self._make(self.database, CHUNKS)
 
     def close(self) -> None:
         super().close()

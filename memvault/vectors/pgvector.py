@@ -1,0 +1,215 @@
+"""How is a table of pgvector's, in the vault's own PostgreSQL database, its index?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from sqlalchemy import Column, Connection, Double, MetaData, Select, String, Table, bindparam, cast, select, text
+from sqlalchemy.types import UserDefinedType
+
+from memvault.database.base import OWNERS, SCHEMA, identifier
+from memvault.database.transactions import Database
+from memvault.embedding.base import Vector
+from memvault.errors import IndexMismatchError, VectorIndexError
+from memvault.filters import EVERYTHING, NOTHING, Filter
+from memvault.vectors import pgvector_table as own_table
+from memvault.vectors.base import DECIMALS, IndexSpec, ScannedRecord, VectorMatch, VectorRecord
+from memvault.vectors.within import InDatabase, table_name
+
+EXACT_LIMIT = 20_000
+"""Up to so many vectors a user's are all compared: the graph is everybody's, and finds few of one user's."""
+
+EF_SEARCH, MAX_SCAN_TUPLES = 200, 200_000
+"""Candidates that a search of the graph keeps, and how many it may visit before it is given up for a comparison with
+all of the user's. pgvector's defaults are 40 and 20,000."""
+
+_SETTINGS = text(
+    "SELECT set_config('hnsw.iterative_scan', 'strict_order', true), set_config('hnsw.ef_search', :candidates, true), "
+    "set_config('hnsw.max_scan_tuples', :visits, true)"
+)
+
+
+class _VectorType(UserDefinedType[Any]):
+    """pgvector's type, in whichever schema the extension is."""
+
+    cache_ok = True
+
+    def __init__(self, schema: str) -> None:
+        self.schema = schema
+
+    def get_col_spec(self, **_: Any) -> str:
+        return f"{self.schema}.vector"
+
+
+class PgVectorIndex(InDatabase):
+    """All of a user's vectors compared, found by a B-tree; above `EXACT_LIMIT` of them, HNSW in iterative scans.
+
+    HNSW takes at most 2,000 dimensions; of more, every search compares all of the user's.
+    """
+
+    location = "pgvector"
+    transactional = True
+
+    def __init__(self, database: Database, chunks: Table, *, exact_limit: int = EXACT_LIMIT) -> None:
+        super().__init__(database, chunks)
+        self._exact_limit = exact_limit
+        self._extension: str | None = None
+
+    def open(self, spec: IndexSpec) -> bool:
+        with self._reading(None, "be opened") as connection:
+            dimension = own_table.dimension(connection, _name(spec))
+            metrics = own_table.metrics(connection, _name(spec))
+        if dimension not in (None, spec.dimension):
+            raise IndexMismatchError(
+                f"the pgvector index of {spec.model!r} has dimension {dimension}, expected {spec.dimension}: "
+                "`memvault reindex` builds another"
+            )
+        if foreign := metrics - {own_table.METRIC}:
+            raise IndexMismatchError(
+                f"the pgvector index of {spec.model!r} compares by {', '.join(foreign)}, expected {own_table.METRIC}: "
+                "`memvault reindex` builds another"
+            )
+        self._spec = spec
+        return dimension is not None
+
+    def exists(self, connection: Connection) -> bool:
+        return own_table.exists(connection, _name(self._opened()))
+
+    def create(self) -> None:
+        spec = self._opened()
+        with self._writing(None, "be created") as connection:
+            own_table.keep_writers_out(connection)
+            if own_table.exists(connection, _name(spec)):
+                return
+            own_table.require_extension(connection)
+            own_table.create(connection, _name(spec), spec.dimension)
+            for records in own_table.held(connection, spec.model):
+                self._write(connection, spec, records)
+            own_table.create_indexes(connection, _name(spec), spec.dimension)
+
+    def upsert(self, records: Sequence[VectorRecord], connection: Connection | None = None) -> None:
+        unique = {record.id: record for record in records}
+        if unique:
+            spec = self._opened()
+            with self._writing(connection, "be written") as own:
+                rows = [(record.id, record.metadata.user_id, record.vector) for record in unique.values()]
+                self._write(own, spec, rows)
+
+    def delete(self, ids: Sequence[str], connection: Connection | None = None) -> None:
+        if ids:
+            name = _name(self._opened())
+            with self._writing(connection, "be deleted from") as own:
+                place = own_table.qualified(own, name)
+                own.execute(text(f"DELETE FROM {place} WHERE chunk_id = ANY(:ids)"), {"ids": list(ids)})
+
+    def query(
+        self, user_id: str, vector: Vector, k: int, where: Filter = EVERYTHING, connection: Connection | None = None
+    ) -> list[VectorMatch]:
+        spec = self._opened()
+        if where is NOTHING:
+            return []
+        # Within a savepoint that is rolled back: neither settings nor an error reach the caller's transaction.
+        with self._reading(connection, "be searched") as own, own.begin_nested() as savepoint:
+            rows = []
+            if self._by_graph(own, spec, user_id):
+                settings = {"candidates": str(min(1000, max(EF_SEARCH, k))), "visits": str(MAX_SCAN_TUPLES)}
+                own.execute(_SETTINGS, settings)
+                rows = own.execute(self._nearest(own, spec, user_id, vector, k, where, exactly=False)).all()
+            if len(rows) < k:
+                rows = own.execute(self._nearest(own, spec, user_id, vector, k, where, exactly=True)).all()
+            savepoint.rollback()
+        ranked = sorted((round(row.distance - 1.0, DECIMALS), row.chunk_id) for row in rows)
+        return [VectorMatch(chunk_id, min(1.0, max(-1.0, -negated))) for negated, chunk_id in ranked]
+
+    def scan(self, batch: int = 1000) -> Iterator[list[ScannedRecord]]:
+        name = _name(self._opened())
+        last = ""
+        while True:
+            with self._reading(None, "be read") as connection:
+                page = text(
+                    f"SELECT chunk_id, user_id, embedding::real[] FROM {own_table.qualified(connection, name)} "
+                    "WHERE chunk_id > :last ORDER BY chunk_id LIMIT :batch"
+                )
+                rows = connection.execute(page, {"last": last, "batch": batch}).all()
+                metadata = self._metadata(connection, [row.chunk_id for row in rows])
+            if not rows:
+                return
+            yield [
+                ScannedRecord(id, user_id, metadata.get(id), np.array(embedding, np.float32))
+                for id, user_id, embedding in rows
+            ]
+            last = rows[-1].chunk_id
+
+    def count(self, user_id: str | None = None) -> int:
+        name = _name(self._opened())
+        with self._reading(None, "be counted") as connection:
+            place = own_table.qualified(connection, name)
+            if user_id is None:
+                return int(connection.execute(text(f"SELECT count(*) FROM {place}")).scalar_one())
+            theirs = text(f"SELECT count(*) FROM {place} WHERE user_id = :owner")
+            return int(connection.execute(theirs, {"owner": user_id}).scalar_one())
+
+    def purge(self) -> None:
+        name = _name(self._opened())
+        with self._writing(None, "be removed") as connection:
+            connection.execute(text(f"DROP TABLE IF EXISTS {own_table.qualified(connection, name)}"))
+
+    def _by_graph(self, connection: Connection, spec: IndexSpec, user_id: str) -> bool:
+        if spec.dimension > own_table.MAX_HNSW_DIMENSION:
+            return False
+        count = select(OWNERS.c.vector_count).where(OWNERS.c.user_id == user_id)
+        return (connection.execute(count).scalar_one_or_none() or 0) > self._exact_limit
+
+    def _nearest(
+        self,
+        connection: Connection,
+        spec: IndexSpec,
+        user_id: str,
+        vector: Vector,
+        k: int,
+        where: Filter,
+        *,
+        exactly: bool,
+    ) -> Select[Any]:
+        extension = self._found_extension(connection)
+        vectors = Table(
+            _name(spec),
+            MetaData(),
+            Column("chunk_id", identifier()),
+            Column("user_id", identifier()),
+            Column("embedding", _VectorType(extension)),
+            schema=SCHEMA,
+        )
+        wanted = cast(bindparam("vector", own_table.written(vector), String), _VectorType(extension))
+        distance = vectors.c.embedding.op(f"OPERATOR({extension}.<=>)", return_type=Double())(wanted)
+        statement = select(vectors.c.chunk_id, distance.label("distance")).where(vectors.c.user_id == user_id)
+        if where is not EVERYTHING:
+            statement = statement.where(vectors.c.chunk_id.in_(self._matching(connection, user_id, where)))
+        if exactly:  # the graph is in the order of the distance, not of a sum
+            return statement.order_by(distance + 0.0, vectors.c.chunk_id).limit(k)
+        return statement.order_by(distance).limit(k)
+
+    def _write(self, connection: Connection, spec: IndexSpec, rows: Sequence[tuple[str, str, Vector]]) -> None:
+        statement = text(
+            f"INSERT INTO {own_table.qualified(connection, _name(spec))} (chunk_id, user_id, embedding) "
+            f"VALUES (:id, :owner, CAST(:vector AS {self._found_extension(connection)}.vector)) "
+            "ON CONFLICT (chunk_id) DO UPDATE SET user_id = excluded.user_id, embedding = excluded.embedding"
+        )
+        connection.execute(
+            statement,
+            [{"id": id, "owner": user_id, "vector": own_table.written(vector)} for id, user_id, vector in rows],
+        )
+
+    def _found_extension(self, connection: Connection) -> str:
+        """The schema that pgvector is installed in, quoted: it need not be on anybody's search path."""
+        if self._extension is None:
+            self._extension = own_table.extension_schema(connection)
+        if self._extension is None:
+            raise VectorIndexError(f"the database has lost its extension: {own_table.advice(connection)}")
+        return self._extension
+
+
+def _name(spec: IndexSpec) -> str:
+    return table_name("memvault_vec", spec.model)

@@ -1,0 +1,206 @@
+"""How is a virtual table of sqlite-vec, in the vault's own SQLite file, its index?"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from sqlalchemy import Connection, Engine, Integer, LargeBinary, Table, column, select, table, text
+from sqlalchemy.types import Float, String
+
+from memvault.database.batches import batches
+from memvault.database.transactions import Database
+from memvault.database.unit import Unit
+from memvault.embedding.base import Vector
+from memvault.errors import IndexMismatchError, MissingDependencyError
+from memvault.filters import EVERYTHING, NOTHING, Filter
+from memvault.vectors.base import DECIMALS, IndexSpec, ScannedRecord, VectorMatch, VectorRecord
+from memvault.vectors.canonical import CONTENT, VECTORS
+from memvault.vectors.exact import search_all
+from memvault.vectors.within import InDatabase, table_name
+
+CHUNK_SIZE = 32
+"""Vectors that are allotted to a user at a time; with sqlite-vec's default of 1,024 the first of each takes 1 MB."""
+
+MAX_K = 4096
+"""More than sqlite-vec returns at once is found by a product with all of the user's vectors."""
+
+_LOADED = "memvault_sqlite_vec"
+"""Mark of a connection that has the extension."""
+
+
+def require_sqlite_vec(engine: Engine) -> None:
+    """Raise MissingDependencyError where the extension is not installed, or the engine's driver cannot load it."""
+    try:
+        import sqlite_vec  # noqa: F401
+    except ImportError as exc:
+        raise MissingDependencyError(
+            f'the sqlite-vec index needs the package sqlite-vec: pip install "memvault[sqlite-vec]" ({exc})'
+        ) from exc
+    driver: Any = engine.dialect.loaded_dbapi
+    if not hasattr(driver.Connection, "enable_load_extension"):
+        raise MissingDependencyError(
+            f"the sqlite-vec index needs a SQLite that can load extensions, which {driver.__name__} here cannot: "
+            'pip install "memvault[sqlite-vec]", which brings pysqlite3-binary where it has wheels; elsewhere '
+            "pip install sqlean.py"
+        )
+
+
+class SqliteVecIndex(InDatabase):
+    """Exact search within a user's partition of a vec0 table, without reading the vectors into Python."""
+
+    location = "sqlite-vec"
+    transactional = True
+
+    def __init__(self, database: Database, chunks: Table) -> None:
+        super().__init__(database, chunks)
+        require_sqlite_vec(database.engine)
+
+    def open(self, spec: IndexSpec) -> bool:
+        with self._reading(None, "be opened") as connection:
+            declared = _declared(connection, _name(spec))
+        if declared is not None:
+            dimension = re.search(r"float\[(\d+)\]", declared)
+            if "distance_metric=cosine" not in declared or dimension is None:
+                raise IndexMismatchError(f"the table {_name(spec)!r} is no index of memvault's: {declared}")
+            if int(dimension[1]) != spec.dimension:
+                raise IndexMismatchError(
+                    f"the sqlite-vec index of {spec.model!r} has dimension {dimension[1]}, expected {spec.dimension}: "
+                    "`memvault reindex` builds another"
+                )
+        self._spec = spec
+        return declared is not None
+
+    def exists(self, connection: Connection) -> bool:
+        return _declared(connection, _name(self._opened())) is not None
+
+    def create(self) -> None:
+        spec = self._opened()
+        name = _name(spec)
+        with self._writing(None, "be created") as connection:  # no other write is under way in this file
+            if _declared(connection, name) is not None:
+                return
+            connection.exec_driver_sql(
+                f"CREATE VIRTUAL TABLE {name} USING vec0(chunk_id text primary key, user_id text partition key, "
+                f"embedding float[{spec.dimension}] distance_metric=cosine, chunk_size={CHUNK_SIZE})"
+            )
+            held = select(VECTORS.c.chunk_id, VECTORS.c.user_id, VECTORS.c.vector)
+            held = held.where(VECTORS.c.model == spec.model, VECTORS.c.field == CONTENT)
+            into = table(name, column("chunk_id"), column("user_id"), column("embedding"))
+            connection.execute(into.insert().from_select(["chunk_id", "user_id", "embedding"], held))
+
+    def upsert(self, records: Sequence[VectorRecord], connection: Connection | None = None) -> None:
+        unique = {record.id: record for record in records}
+        if not unique:
+            return
+        name = _name(self._opened())
+        with self._writing(connection, "be written") as own:
+            _delete(own, name, unique)  # vec0 knows no INSERT OR REPLACE
+            own.exec_driver_sql(
+                f"INSERT INTO {name} (chunk_id, user_id, embedding) VALUES (?, ?, ?)",
+                [
+                    (record.id, record.metadata.user_id, np.asarray(record.vector, "<f4").tobytes())
+                    for record in unique.values()
+                ],
+            )
+
+    def delete(self, ids: Sequence[str], connection: Connection | None = None) -> None:
+        if ids:
+            name = _name(self._opened())
+            with self._writing(connection, "be deleted from") as own:
+                _delete(own, name, ids)
+
+    def query(
+        self, user_id: str, vector: Vector, k: int, where: Filter = EVERYTHING, connection: Connection | None = None
+    ) -> list[VectorMatch]:
+        spec = self._opened()
+        if where is NOTHING:
+            return []
+        with self._reading(connection, "be searched") as own:
+            if k > MAX_K:
+                return search_all(Unit(own, user_id), spec, self._chunks, vector, k, where)
+            found = _vectors(_name(spec))
+            nearest = select(found.c.chunk_id, found.c.distance).where(
+                found.c.embedding.op("MATCH")(np.asarray(vector, "<f4").tobytes()),
+                found.c.k == k,
+                found.c.user_id == user_id,
+            )
+            if where is not EVERYTHING:
+                nearest = nearest.where(found.c.chunk_id.in_(self._matching(own, user_id, where)))
+            ranked = sorted((round(row.distance - 1.0, DECIMALS), row.chunk_id) for row in own.execute(nearest))
+        return [VectorMatch(chunk_id, min(1.0, max(-1.0, -negated))) for negated, chunk_id in ranked]
+
+    def scan(self, batch: int = 1000) -> Iterator[list[ScannedRecord]]:
+        found = _vectors(_name(self._opened()))
+        with self._reading(None, "be listed") as connection:
+            ids = list(connection.execute(select(found.c.chunk_id)).scalars())
+        for some in batches(ids, batch):
+            with self._reading(None, "be read") as connection:
+                columns = (found.c.chunk_id, found.c.user_id, found.c.embedding)
+                # One at a time, which vec0 looks up; a list of ids makes it read everything.
+                rows = [connection.execute(select(*columns).where(found.c.chunk_id == id)).first() for id in some]
+                metadata = self._metadata(connection, some)
+            records = [
+                ScannedRecord(
+                    row.chunk_id, row.user_id, metadata.get(row.chunk_id), np.frombuffer(row.embedding, "<f4")
+                )
+                for row in rows
+                if row is not None
+            ]
+            if records:
+                yield records
+
+    def count(self, user_id: str | None = None) -> int:
+        name = _name(self._opened())
+        with self._reading(None, "be counted") as connection:
+            if user_id is None:
+                statement = text(f"SELECT count(*) FROM {name}")
+                return int(connection.execute(statement).scalar_one())
+            statement = text(f"SELECT count(*) FROM {name} WHERE user_id = :owner")
+            return int(connection.execute(statement, {"owner": user_id}).scalar_one())
+
+    def purge(self) -> None:
+        name = _name(self._opened())
+        with self._writing(None, "be removed") as connection:
+            connection.exec_driver_sql(f"DROP TABLE IF EXISTS {name}")
+
+    def _prepare(self, connection: Connection) -> None:
+        if _LOADED in connection.info:
+            return
+        import sqlite_vec
+
+        driver_connection: Any = connection.connection.driver_connection
+        driver_connection.enable_load_extension(True)
+        try:
+            sqlite_vec.load(driver_connection)
+        finally:
+            driver_connection.enable_load_extension(False)
+        connection.info[_LOADED] = True
+
+
+def _name(spec: IndexSpec) -> str:
+    return table_name("memvault_vec", spec.model)
+
+
+def _declared(connection: Connection, name: str) -> str | None:
+    """The statement that made the table; None where it is absent."""
+    statement = text("SELECT sql FROM sqlite_master WHERE type = 'table' AND name = :name")
+    declared: str | None = connection.execute(statement, {"name": name}).scalar_one_or_none()
+    return declared
+
+
+def _vectors(name: str) -> Any:
+    return table(
+        name,
+        column("chunk_id", String),
+        column("user_id", String),
+        column("embedding", LargeBinary),
+        column("distance", Float),
+        column("k", Integer),
+    )
+
+
+def _delete(connection: Connection, name: str, ids: Any) -> None:
+    connection.exec_driver_sql(f"DELETE FROM {name} WHERE chunk_id = ?", [(id,) for id in dict.fromkeys(ids)])
