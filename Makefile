@@ -3,6 +3,9 @@
 PYTHON ?= python3
 PYTEST_ARGS ?= -n auto
 
+# Compiled modules are kept, whoever's environment says otherwise: the tests start a hundred interpreters.
+unexport PYTHONDONTWRITEBYTECODE
+
 BIN := .venv/bin
 STAMP := .venv/.stamp
 

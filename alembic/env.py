@@ -8,7 +8,7 @@ import sqlalchemy as sa
 from alembic import context
 from alembic.util import CommandError
 
-from memvault.database import base, engine, migrate, postgres
+from memvault.database import base, engine, migrate, migration_locks, postgres
 from memvault.database.translate import database_errors
 from memvault.errors import MemvaultError
 from memvault.models import metadata  # every table, declared
@@ -67,9 +67,7 @@ def offline() -> None:
     context.configure(url=url, literal_binds=True, version_table_schema=schema, **OPTIONS)
     with context.begin_transaction():
         if schema is not None:
-            quoted = context.get_context().dialect.identifier_preparer.quote_identifier(
-                postgres.check_schema_name(schema)
-            )
+            quoted = migration_locks.quoted(postgres.check_schema_name(schema))
             context.execute(f"CREATE SCHEMA IF NOT EXISTS {quoted}")
             context.execute(f"SET LOCAL search_path TO {quoted}")
         context.run_migrations()

@@ -78,7 +78,6 @@ class Postgres:
             self._run("initdb", "-D", self._data, "-U", SUPERUSER, "-E", "UTF8", "--no-sync", *collation)
             (self._data / "pg_hba.conf").write_text(
                 f'local all all trust\nhost all "{PASSWORD_ROLE}" 127.0.0.1/32 scram-sha-256\n'
-                "host all all 127.0.0.1/32 trust\n"
             )
             self.start()
             self.execute(f"CREATE ROLE \"{PASSWORD_ROLE}\" LOGIN PASSWORD '{PASSWORD}'")
@@ -162,9 +161,9 @@ class Postgres:
         with self._cleanup:
             self.stop()
 
-    def url(self, database: str, user: str | None = None, password: str | None = None, *, tcp: bool = False) -> str:
+    def url(self, database: str, user: str | None = None, password: str | None = None) -> str:
         """A URL for SQLAlchemy and for psycopg alike: by the socket, or with a password by TCP."""
-        if tcp or password is not None:
+        if password is not None:
             made = URL.create("postgresql", user or SUPERUSER, password, "127.0.0.1", self.port, database)
         else:
             place = {"host": self.host, "port": str(self.port)}

@@ -349,11 +349,11 @@ class TestIndexTier:
     """Above `exact_limit` the index proposes; what it owes is scored from SQL. The index is Chroma, and a list."""
 
     @pytest.fixture(params=["chroma", "list"])
-    def open_indexed(self, request: pytest.FixtureRequest, open_exact: OpenVault) -> OpenVault:
+    def open_indexed(self, request: pytest.FixtureRequest, open_exact: OpenVault, tmp_path: Path) -> OpenVault:
         index = ListIndex()
 
         def open_it(**options: Any) -> StorageLayer:
-            vectors = index if request.param == "list" else "chroma"
+            vectors = index if request.param == "list" else f"chroma://{tmp_path}/chroma"
             return open_exact(**{"vectors": vectors, "embedder": "none", "exact_limit": 20, **options})
 
         return open_it
@@ -496,9 +496,9 @@ def test_a_process_that_does_not_own_the_index_owes_it_and_searches_exactly(
     assert layer.stats()["index_records"] == 3
 
 
-def test_a_layer_of_the_same_process_that_does_not_own_the_index(open_exact: OpenVault) -> None:
-    owner = open_exact(vectors="chroma", exact_limit=0)
-    other = open_exact(vectors="chroma", exact_limit=0)
+def test_a_layer_of_the_same_process_that_does_not_own_the_index(open_exact: OpenVault, tmp_path: Path) -> None:
+    owner = open_exact(vectors=f"chroma://{tmp_path}/chroma", exact_limit=0)
+    other = open_exact(vectors=f"chroma://{tmp_path}/chroma", exact_limit=0)
     chunk = other.for_user("user_alice").chunks.add("likes tea")
     assert owner.health()["debts"] == 1
     for layer in (owner, other):

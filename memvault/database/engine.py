@@ -62,7 +62,7 @@ def parse_url(url: str | URL) -> URL:
     if parsed.get_backend_name() in ("postgresql", "postgres"):
         if parsed.drivername not in postgres.NAMES:
             raise ConfigurationError(f"no driver {parsed.get_driver_name()!r}: write postgresql://…, it is psycopg 3")
-        return parsed.set(drivername=postgres.DRIVER)
+        return postgres.with_hidden_password(parsed.set(drivername=postgres.DRIVER))
     if parsed.get_backend_name() != "sqlite":
         raise ConfigurationError(
             f"no database of kind {parsed.get_backend_name()!r}: memvault stores on SQLite (sqlite:///relative.db or "

@@ -13,11 +13,11 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import URL, Connection, Engine, NullPool, inspect
+from sqlalchemy import URL, Connection, Engine, NullPool
 
 from memvault.database.base import VERSION_TABLE, table_names
 from memvault.database.engine import READ_ONLY, create_engine, listen, parse_url, require_folder, schema_of
-from memvault.database.migration_locks import exclusive
+from memvault.database.migration_locks import exclusive, relations
 from memvault.database.translate import database_errors
 from memvault.errors import SchemaError
 
@@ -133,10 +133,7 @@ def migration_engine(target: URL | str, schema_name: str | None = None) -> Engin
 
 
 def _refuse_foreign_tables(connection: Connection) -> None:
-    inspector = inspect(connection)
-    names = {*inspector.get_table_names(), *inspector.get_view_names()}
-    # SQLite's names differ in more than case, or not at all; tables and views share one namespace.
-    present = {name.lower() for name in names} if connection.dialect.name == "sqlite" else names
+    present = relations(connection)
     if VERSION_TABLE in present and connection.exec_driver_sql(f"SELECT 1 FROM {VERSION_TABLE}").first():
         return
     if taken := sorted(present & table_names()):

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from sqlalchemy import Connection, exc, func, select, text
+from sqlalchemy import Connection, exc, func, inspect, select, text
 from sqlalchemy.schema import CreateSchema
 
 from memvault.database.base import table_names
@@ -81,7 +81,7 @@ def _on_postgres(connection: Connection) -> Iterator[None]:
         role, default = _who_and_where(connection)
         raise SchemaError(
             f"the role {role} may not change the schema: {error.orig}. An administrator can run: "
-            f"GRANT USAGE, CREATE ON SCHEMA {quoted(connection, schema or default)} TO {role}"
+            f"GRANT USAGE, CREATE ON SCHEMA {quoted(schema or default)} TO {role}"
         ) from error
 
 
@@ -97,9 +97,23 @@ def _enter_schema(connection: Connection, schema: str) -> None:
             role, _ = _who_and_where(connection)
             raise SchemaError(
                 f"there is no schema {schema!r} in this database, and the role {role} may not make it. An "
-                f"administrator can run: CREATE SCHEMA {quoted(connection, schema)} AUTHORIZATION {role}"
+                f"administrator can run: CREATE SCHEMA {quoted(schema)} AUTHORIZATION {role}"
             ) from error
-    connection.execute(select(func.set_config("search_path", quoted(connection, schema), True)))
+    connection.execute(select(func.set_config("search_path", quoted(schema), True)))
+
+
+def relations(connection: Connection) -> set[str]:
+    """What has a name that a table of ours could not have beside it, in the schema that the migration is for."""
+    if connection.dialect.name == "sqlite":
+        inspector = inspect(connection)
+        names = {*inspector.get_table_names(), *inspector.get_view_names()}
+        return {name.lower() for name in names}  # SQLite's names differ in more than case, or not at all
+    # Views, sequences, indexes and foreign tables share one namespace with tables; an inspector tells of some.
+    statement = (
+        "SELECT relname FROM pg_class JOIN pg_namespace ON pg_namespace.oid = relnamespace "
+        "WHERE nspname = current_schema()"
+    )
+    return set(connection.execute(text(statement)).scalars())
 
 
 def _who_and_where(connection: Connection) -> tuple[str, str]:
@@ -109,8 +123,9 @@ def _who_and_where(connection: Connection) -> tuple[str, str]:
     return row[0], row[1]
 
 
-def quoted(connection: Connection, name: str) -> str:
-    return connection.dialect.identifier_preparer.quote_identifier(name)
+def quoted(name: str) -> str:
+    """As PostgreSQL reads it. SQLAlchemy's own would also double a %, for statements with parameters."""
+    return '"' + name.replace('"', '""') + '"'
 
 
 @contextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import exc
+from sqlalchemy import URL, exc
 
 from memvault.errors import ConfigurationError, MissingDependencyError
 
@@ -24,6 +24,9 @@ _ROLLED_BACK = ("40001", "40P01")
 _RETRYABLE = (*_ROLLED_BACK, "55P03", "57P01", "57P02", "57P03", "53300")
 """Also: no lock in time, the server shuts down, starts, or has no connection left."""
 
+_NOT_NOW = ("starting up", "shutting down", "recovery mode", "too many clients", "connection slots")
+"""What a server says that answers, and lets nobody in for the moment."""
+
 READING: dict[str, Any] = {"isolation_level": "REPEATABLE READ", "postgresql_readonly": True}
 WRITING: dict[str, Any] = {"isolation_level": "READ COMMITTED", "postgresql_readonly": False}
 """Of our own transactions, whatever an engine that was handed to us does by itself. Writers need no more: each holds
@@ -37,6 +40,16 @@ def require_psycopg() -> None:
         raise MissingDependencyError(
             f'PostgreSQL needs psycopg 3: pip install "memvault[postgres]" ({error})'
         ) from error
+
+
+def with_hidden_password(url: URL) -> URL:
+    """libpq takes a password among the options, too, where SQLAlchemy shows it whenever it shows the URL."""
+    given = url.query.get("password")
+    if given is None:
+        return url
+    if url.password is not None or not isinstance(given, str):
+        raise ConfigurationError("the database URL gives the password more than once; leave it out of the options")
+    return url.difference_update_query(["password"]).set(password=given)
 
 
 def prepare(connection: Any, _record: object) -> None:
@@ -86,6 +99,9 @@ def forget_values(error: exc.DBAPIError) -> None:
 
 def is_retryable(error: BaseException | None) -> bool:
     """Whether the same call may succeed unchanged later."""
+    if isinstance(error, exc.OperationalError) and sqlstate(error) is None:  # there is no connection to name a state
+        reason = str(error.orig)
+        return "FATAL:" not in reason or any(words in reason for words in _NOT_NOW)
     return sqlstate(error) in _RETRYABLE
 
 

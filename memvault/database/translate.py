@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from sqlalchemy import exc
 
-from memvault.database.postgres import forget_values, is_retryable, sqlstate
+from memvault.database.postgres import forget_values, is_retryable
 from memvault.errors import StorageError
 
 _RETRYABLE_SQLITE = (5, 6)
@@ -31,10 +31,13 @@ def database_errors() -> Iterator[None]:
     except exc.DBAPIError as error:
         forget_values(error)
         reason = str(error.orig)
-        if sqlstate(error) is None and "readonly" in reason.replace(" ", ""):
+        on_postgres = type(error.orig).__module__.startswith("psycopg")
+        if not on_postgres and "readonly" in reason.replace(" ", ""):
             reason += " (may this process write the file and its folder?)"
         code = getattr(error.orig, "sqlite_errorcode", 0) & 0xFF
         raise StorageError(
             f"the database failed: {reason}",
-            retryable=error.connection_invalidated or code in _RETRYABLE_SQLITE or is_retryable(error),
+            retryable=error.connection_invalidated
+            or code in _RETRYABLE_SQLITE
+            or (on_postgres and is_retryable(error)),
         ) from error

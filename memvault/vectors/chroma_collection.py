@@ -84,7 +84,7 @@ def chroma_errors(place: str, doing: str, *also: type[Exception]) -> Iterator[No
             "makes it anew, from SQL"
         ) from exc
     except failures as exc:
-        told = f"{exc}" if isinstance(exc, (ChromaError, OSError)) and str(exc) else f"{type(exc).__name__} {exc}"
+        told = f"{exc}" if isinstance(exc, (ChromaError, OSError)) and str(exc) else f"{type(exc).__name__}: {exc}"
         raise VectorIndexError(f"the Chroma index in {place} could not {doing}: {told}") from exc
     except BaseException as exc:
         if type(exc).__name__ != "PanicException":  # of its Rust layer: no Exception, and of no importable type

@@ -6,7 +6,20 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
-from sqlalchemy import Column, Connection, Double, MetaData, Select, String, Table, bindparam, cast, select, text
+from sqlalchemy import (
+    Column,
+    ColumnElement,
+    Connection,
+    Double,
+    MetaData,
+    Select,
+    String,
+    Table,
+    bindparam,
+    cast,
+    select,
+    text,
+)
 from sqlalchemy.types import UserDefinedType
 
 from memvault.database.base import OWNERS, SCHEMA, identifier
@@ -112,7 +125,7 @@ class PgVectorIndex(InDatabase):
             return []
         # Within a savepoint that is rolled back: neither settings nor an error reach the caller's transaction.
         with self._reading(connection, "be searched") as own, own.begin_nested() as savepoint:
-            rows = []
+            rows: Sequence[Any] = []
             if self._by_graph(own, spec, user_id):
                 settings = {"candidates": str(min(1000, max(EF_SEARCH, k))), "visits": str(MAX_SCAN_TUPLES)}
                 own.execute(_SETTINGS, settings)
@@ -183,7 +196,9 @@ class PgVectorIndex(InDatabase):
             schema=SCHEMA,
         )
         wanted = cast(bindparam("vector", own_table.written(vector), String), _VectorType(extension))
-        distance = vectors.c.embedding.op(f"OPERATOR({extension}.<=>)", return_type=Double())(wanted)
+        distance: ColumnElement[float] = vectors.c.embedding.op(f"OPERATOR({extension}.<=>)", return_type=Double())(
+            wanted
+        )
         statement = select(vectors.c.chunk_id, distance.label("distance")).where(vectors.c.user_id == user_id)
         if where is not EVERYTHING:
             statement = statement.where(vectors.c.chunk_id.in_(self._matching(connection, user_id, where)))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import os
 import shutil
 import signal
 import socket
@@ -113,12 +112,13 @@ class ChromaServer:
     @contextlib.contextmanager
     def frozen(self) -> Iterator[None]:
         """The server takes connections, by its kernel, and says nothing."""
-        assert self._process is not None
-        os.kill(self._process.pid, signal.SIGSTOP)
+        process = self._process
+        assert process is not None
+        process.send_signal(signal.SIGSTOP)
         try:
             yield
         finally:
-            os.kill(self._process.pid, signal.SIGCONT)
+            process.send_signal(signal.SIGCONT)  # nothing happens where it was stopped meanwhile
 
     def forget(self) -> None:
         """Lose all data, as where a container had no volume: to be called between `stop` and `start`."""

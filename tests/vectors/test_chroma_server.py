@@ -451,30 +451,34 @@ def test_json_of_another_service_is_an_index_error(relay: Relay, chroma_server: 
 
 
 def test_a_server_that_hangs_or_is_down_is_an_index_error(own_server: ChromaServer) -> None:
-    index = filled(own_server.url, timeout=0.2)
-    for call in CALLS.values():
-        with own_server.frozen(), failing(own_server.url) as caught:
-            call(index)
-        assert isinstance(caught.value.__cause__, httpx.TimeoutException)
-        index.close()
-        index = ChromaServerIndex(own_server.url)  # its timeout is long: to look whether all is there
+    filled(own_server.url).close()
+    indexes = {name: ChromaServerIndex(own_server.url, timeout=2) for name in CALLS}
+    for index in indexes.values():
         assert index.open(SPEC)
-        assert index.count() == 3
-        index.close()
-        index = ChromaServerIndex(own_server.url, timeout=0.2)
-        assert index.open(SPEC)
-    index.close()
-    index = ChromaServerIndex(own_server.url)
-    assert index.open(SPEC)
-    own_server.stop()
-    for name in [name for name in CALLS if name != "open"] + ["open"]:
+
+    def asked(name: str) -> BaseException | None:
         with failing(own_server.url) as caught:
-            CALLS[name](index)
+            CALLS[name](indexes[name])
+        return caught.value.__cause__
+
+    with own_server.frozen():
+        with ThreadPoolExecutor(len(CALLS)) as pool:
+            for cause in pool.map(asked, CALLS):
+                assert isinstance(cause, httpx.TimeoutException)
+        own_server.stop()  # or it would do afterwards what it was asked
+    for index in indexes.values():
+        with failing(own_server.url) as caught:
+            index.open(SPEC)
         assert isinstance(caught.value.__cause__, httpx.NetworkError)
     own_server.start()
-    assert index.open(SPEC)
-    assert index.count() == 3
-    index.close()
+    for index in indexes.values():
+        assert index.open(SPEC)
+        assert index.count() == 3
+    own_server.stop()
+    for name in CALLS:
+        assert isinstance(asked(name), httpx.NetworkError)
+    for index in indexes.values():
+        index.close()
 
 
 def test_a_server_killed_in_the_middle_of_a_request(own_server: ChromaServer) -> None:
@@ -493,6 +497,15 @@ def test_a_server_killed_in_the_middle_of_a_request(own_server: ChromaServer) ->
         assert index.count() == 3
     index.close()
     relay.close()
+
+    index = ChromaServerIndex(own_server.url)
+    assert index.open(SPEC)
+    with ThreadPoolExecutor(1) as pool, own_server.frozen():
+        asked = pool.submit(index.count)
+        own_server.stop()
+        with failing("could not"):
+            asked.result()
+    index.close()
 
 
 def test_a_server_that_comes_back_is_used_again(own_server: ChromaServer) -> None:
