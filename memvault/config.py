@@ -13,10 +13,11 @@ from sqlalchemy import URL, Engine
 from memvault.database.engine import sqlite_file
 from memvault.database.transactions import Database
 from memvault.embedding.base import NO_EMBEDDER, Embedder
+from memvault.embedding.function import FunctionEmbedder, name_of
 from memvault.embedding.static import StaticEmbedder
 from memvault.errors import ConfigurationError, ValidationError
 from memvault.memory.chunk_table import CHUNKS
-from memvault.text import check_identifier, check_integer, shown
+from memvault.text import check_identifier, shown
 from memvault.vectors.base import TransactionalIndex, VectorIndex
 from memvault.vectors.exact import ExactIndex
 
@@ -25,7 +26,7 @@ DEFAULT_EMBEDDER = "static"
 PREFIX = "MEMVAULT_"
 
 _TEXT_SETTINGS = ("vectors", "embedder", "schema", "schema_name", "indexing")
-_NUMBER_SETTINGS = {"index_wait": float, "exact_limit": int}
+_NUMBER_SETTINGS = {"index_wait": float, "exact_limit": int, "embed_timeout": float}
 
 
 def default_vectors(engine: Engine) -> str:
@@ -53,17 +54,13 @@ def build_index(vectors: str | VectorIndex, database: Database) -> VectorIndex:
         return ExactIndex(database, CHUNKS)
     if vectors == "sqlite-vec":
         if dialect != "sqlite":
-            raise ConfigurationError(
-                'vectors="sqlite-vec" needs a SQLite database; PostgreSQL has "pgvector"'
-            )
+            raise ConfigurationError('vectors="sqlite-vec" needs a SQLite database; PostgreSQL has "pgvector"')
         from memvault.vectors.sqlite_vec import SqliteVecIndex
 
         return SqliteVecIndex(database, CHUNKS)
     if vectors == "pgvector":
         if dialect != "postgresql":
-            raise ConfigurationError(
-                'vectors="pgvector" needs a PostgreSQL database; SQLite has "sqlite-vec"'
-            )
+            raise ConfigurationError('vectors="pgvector" needs a PostgreSQL database; SQLite has "sqlite-vec"')
         from memvault.vectors.pgvector import PgVectorIndex
 
         return PgVectorIndex(database, CHUNKS)
@@ -79,7 +76,7 @@ def build_index(vectors: str | VectorIndex, database: Database) -> VectorIndex:
         if not folder.is_absolute():
             raise ConfigurationError(f"vectors={vectors!r} names no absolute folder; write chroma:///absolute/folder")
         return _chroma(folder, vectors)
-    if vectors.startswith(("chroma+http://", "chroma+https://")):
+    if vectors.lower().startswith("chroma+"):  # odd ones, too: their refusal shows no secret
         from memvault.vectors.chroma_collection import require_chromadb
         from memvault.vectors.chroma_server import ChromaServerIndex
 
@@ -92,25 +89,47 @@ def build_index(vectors: str | VectorIndex, database: Database) -> VectorIndex:
     )
 
 
-def build_embedder(embedder: str | Embedder) -> Embedder | None:
-    """The embedder that a name stands for; None for "none", where the caller brings all vectors."""
-    if isinstance(embedder, str):
-        if embedder in ("static", StaticEmbedder.model):
-            return StaticEmbedder()
-        if embedder == NO_EMBEDDER:
-            return None
-        raise ConfigurationError(
-            f"embedder={embedder!r} is no embedder of this version; there are static, none, or an object with "
-            "Embedder's methods (a vault founded with an object is opened with one of the same model)"
-        )
-    if isinstance(embedder, type) or not isinstance(embedder, Embedder):
-        raise ConfigurationError(f"embedder must be a name or an Embedder, got {shown(embedder)}")
-    try:
-        check_identifier(embedder.model, "the embedder's model")
-        check_integer(embedder.dimension, "the embedder's dimension", minimum=1)
-    except ValidationError as exc:
-        raise ConfigurationError(str(exc)) from exc
-    return embedder
+def build_embedder(embedder: object) -> Embedder | None:
+    """The embedder that a name, an object or a function stands for; None for "none": the caller brings all vectors."""
+    made = _named_embedder(embedder) if isinstance(embedder, str | Path) else _given_embedder(embedder)
+    if made is not None:
+        try:
+            check_identifier(made.model, "the embedder's model")
+        except ValidationError as exc:
+            raise ConfigurationError(str(exc)) from exc
+    return made
+
+
+def _named_embedder(name: str | Path) -> Embedder | None:
+    if name in ("static", StaticEmbedder.model):
+        return StaticEmbedder()
+    if name == NO_EMBEDDER:
+        return None
+    text = str(name)
+    if isinstance(name, Path) or text.startswith(("sentence-transformers/", "/", "./", "../", "~")):
+        from memvault.embedding.sentence_transformers import SentenceTransformerEmbedder
+
+        return SentenceTransformerEmbedder(text)
+    raise ConfigurationError(
+        f"embedder={name!r} is the name of no embedder; there are static, none, sentence-transformers/NAME, the path "
+        "of a sentence-transformers model, or objects: an Embedder, a function from texts to vectors, an embedding "
+        "function of Chroma's. A vault founded with an object is opened with one of the same model"
+    )
+
+
+def _given_embedder(embedder: object) -> Embedder:
+    if not isinstance(embedder, type):
+        if isinstance(embedder, Embedder):
+            return embedder
+        from memvault.embedding.chroma_function import ChromaFunctionEmbedder, is_chroma_function
+
+        if is_chroma_function(embedder):
+            return ChromaFunctionEmbedder(embedder)
+        if callable(embedder):
+            return FunctionEmbedder(embedder, model=name_of(embedder))
+    raise ConfigurationError(
+        f"embedder must be a name, an Embedder, a function or an embedding function of Chroma's, got {shown(embedder)}"
+    )
 
 
 def settings_from_env(environ: Mapping[str, str] = os.environ) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from memvault.indexing.payer import Payer
 from memvault.indexing.reach import IndexReach
 from memvault.indexing.vault import Vault, find_vault, found_vault, require_index, require_model
 from memvault.memory.chunks import ChunkStore
-from memvault.memory.drafts import Drafting, TokenCounter
+from memvault.memory.drafts import Drafting, Known, TokenCounter
 from memvault.memory.sessions import SessionStore
 from memvault.operations import census
 from memvault.operations.erasure import erase_user
@@ -80,13 +80,14 @@ class StorageLayer:
         database_url: str | URL | Engine,
         *,
         vectors: str | VectorIndex | None = None,
-        embedder: str | Embedder | None = None,
+        embedder: str | Path | Embedder | Callable[[list[str]], Any] | None = None,
         schema: Literal["upgrade", "check", "ignore"] | None = None,
         indexing: Literal["inline", "manual"] = "inline",
         index_wait: float = 1.0,
         exact_limit: int = 20_000,
         schema_name: str | None = None,
         token_counter: TokenCounter | None = None,
+        embed_timeout: float = 60.0,
         engine_options: dict[str, Any] | None = None,
     ) -> Self:
         """Open a vault, founding it where there is none.
@@ -95,14 +96,16 @@ class StorageLayer:
         ``vectors``: None for what the vault remembers ("chroma" in a new one on SQLite; on a server a new one has to
         name it), else "chroma" (a folder beside the database), "chroma:///folder", "chroma+http(s)://host:port",
         "sqlite-vec", "pgvector", "exact", or a VectorIndex. ``embedder``: None likewise ("static" in a new
-        one), else "static", "none" (the caller brings every vector) or an Embedder.
+        one), else "static", "none" (the caller brings every vector), "sentence-transformers/NAME" or the path of such a
+        model, an Embedder, an embedding function of Chroma's, or any function from texts to vectors.
         ``schema``: "upgrade" (default on SQLite) migrates to head first, and creates an index in the database; "check"
         (default on servers) raises SchemaError where the database is elsewhere; "ignore" does neither.
         ``schema_name``: the PostgreSQL schema of memvault's tables, where it is not the database's default one.
         ``indexing``: "inline" pays what a write owes to the index before it returns, and others' debts for at most
         about ``index_wait`` seconds more; "manual" pays in `sync` only. Searches are right either way.
         ``exact_limit``: up to so many vectors a user's search is exact, above it the index is asked.
-        ``token_counter``: tokens of a text; by default a quarter of its characters. ``engine_options``: for
+        ``token_counter``: tokens of a text; by default a quarter of its characters. ``embed_timeout``: seconds that one
+        call of the embedder may take, for some hundred texts, before it is an EmbeddingError. ``engine_options``: for
         `sqlalchemy.create_engine`.
 
         Raises ConfigurationError, SchemaError, StorageError; IndexMismatchError (a VectorIndexError) where the vault
@@ -126,7 +129,7 @@ class StorageLayer:
                 vectors = remembered.index.spec if remembered else default_vectors(engine)
             index = build_index(vectors, database)
             model = build_embedder(_choice(embedder, remembered.index.model if remembered else DEFAULT_EMBEDDER))
-            drafting = Drafting(model, token_counter)
+            drafting = Drafting(model, token_counter, embed_timeout)
             vault = remembered or found_vault(
                 database,
                 location=index.location,
@@ -154,7 +157,7 @@ class StorageLayer:
     @classmethod
     def from_env(cls) -> Self:
         """Open what MEMVAULT_DATABASE_URL names; MEMVAULT_VECTORS, _EMBEDDER, _SCHEMA, _SCHEMA_NAME, _INDEXING,
-        _INDEX_WAIT and _EXACT_LIMIT are `open`'s arguments of these names.
+        _INDEX_WAIT, _EXACT_LIMIT and _EMBED_TIMEOUT are `open`'s arguments of these names.
         """
         return cls.open(**settings_from_env())
 
@@ -224,7 +227,10 @@ class StorageLayer:
             with self.for_user(user).transaction() as tx:
                 yield tx.sessions, tx.chunks
 
-        return import_chunks(stream, begin, self._drafting, user_id=user_id, progress=progress)
+        def known(user: str) -> Known:
+            return self.for_user(user).chunks.known_vectors
+
+        return import_chunks(stream, begin, self._drafting, known, user_id=user_id, progress=progress)
 
     def health(self) -> dict[str, Any]:
         """For a readiness probe: ``ok``, ``debts``, ``oldest_debt_s``, ``last_error``, ``index_owned_elsewhere``.

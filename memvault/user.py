@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -68,14 +68,16 @@ class UserMemory:
             include_compressed=include_compressed,
         )
 
-    def embed(self, texts: Sequence[str]) -> Matrix:
+    def embed(self, texts: Sequence[str], *, progress: Callable[[int, int], None] | None = None) -> Matrix:
         """The vectors of texts, as float32 of shape (len(texts), dimension) and unit norm.
 
-        To be passed as ``embedding=`` in a transaction, which then need not wait for the embedder.
+        To be passed as ``embedding=`` in a transaction, which then need not wait for the embedder. ``progress`` is
+        called with (done, total) after each batch.
         """
         if isinstance(texts, str) or not isinstance(texts, Sequence):
             raise ValidationError(f"texts must be a list of str, got {shown(texts)}")
-        return self._drafting.embed([check_content(text, f"texts[{place}]") for place, text in enumerate(texts)])
+        checked = [check_content(text, f"texts[{place}]") for place, text in enumerate(texts)]
+        return self._drafting.embed(checked, None if progress is None else lambda done: progress(done, len(checked)))
 
     @contextmanager
     def transaction(self) -> Iterator[UserMemory]:

@@ -48,7 +48,7 @@ _SETTINGS = {
 _WATCHED = """\
 exec 3<&0
 "$@" 3<&- & server=$!
-{ read -r _ <&3; kill -QUIT $server; } 2>/dev/null & watcher=$!
+{ read -r _ <&3; kill -INT $server; } 2>/dev/null & watcher=$!
 wait $server
 kill $watcher 2>/dev/null
 """
@@ -146,7 +146,7 @@ class Postgres:
         return False
 
     def stop(self) -> None:
-        """Stop the server at once; its clients' connections break. `start` brings it back."""
+        """Stop the server at once: its clients' connections break, what was committed stays. `start` brings it back."""
         if self._admin is not None:
             self._admin.close()
             self._admin = None

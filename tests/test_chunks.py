@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pydantic
 import pytest
+from sqlalchemy import event
 
 from memvault import (
     Chunk,
@@ -24,6 +25,7 @@ from memvault import (
     UserMemory,
     ValidationError,
 )
+from memvault.database.engine import READ_ONLY
 from memvault.embedding.base import Matrix
 from memvault.errors import StorageError
 from memvault.ids import MAX_DRAWS
@@ -112,9 +114,14 @@ class TestAdd:
         session = alice.sessions.start(started_at=EPOCH)
         alice.chunks.add("a" * 9, session_id=session.id)
         assert counts(alice, session.id) == (1, 3)
-        with statements(exact_storage.engine) as sent:
-            alice.chunks.add("b" * 4, session_id=session.id)
-        assert sum(one.startswith("BEGIN") for one in sent) == 1
+        read_only: list[bool] = []
+        event.listen(
+            exact_storage.engine,
+            "commit",
+            lambda connection: read_only.append(connection.get_execution_options()[READ_ONLY]),
+        )
+        alice.chunks.add("b" * 4, session_id=session.id)
+        assert read_only.count(False) == 1
         assert counts(alice, session.id) == (2, 4)
         touched = alice.sessions.get(session.id)
         assert touched is not None

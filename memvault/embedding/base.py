@@ -9,7 +9,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from memvault.errors import EmbeddingError, ValidationError
+from memvault.errors import ConfigurationError, EmbeddingError, ValidationError
 from memvault.text import shown
 
 Matrix = NDArray[np.float32]
@@ -31,6 +31,9 @@ class Embedder(Protocol):
     (len(texts), dimension), finite and of unit norm; they may be called by several threads at once. They raise
     whatever they like: the caller sees an EmbeddingError, and nothing is stored. `embed_queries` differs from
     `embed_documents` only in models that were trained so.
+
+    An embedder may also have ``batch_size``, the texts it wants at once, and ``cheap = True``: it works in memory,
+    faster than a vector is found in the database. It is then called without a deadline.
     """
 
     @property
@@ -51,6 +54,8 @@ def embed_checked(embed: Callable[[Sequence[str]], Matrix], texts: Sequence[str]
     """
     try:
         answer: Any = embed(texts)
+    except (ConfigurationError, EmbeddingError):
+        raise  # it says what is wrong already
     except Exception as exc:
         # A foreign model may raise anything at all; whatever it was, it is chained.
         reason = f"{type(exc).__name__}: {str(exc)[:200]}"

@@ -26,6 +26,8 @@ class StaticEmbedder:
 
     model = "wordllama/l2_supercat-256"
     dimension = 256
+    batch_size = 5000  # it groups texts of similar length itself, the better the more it has
+    cheap = True
 
     def __init__(self) -> None:
         self._loading = threading.Lock()

@@ -90,11 +90,12 @@ class Payer:
         if not debts:
             return 0
         records = {record.id: record for record in self._committed(debts)}
+        asked_at = time.monotonic()
         try:
             index.upsert(list(records.values()))
             index.delete([debt.chunk_id for debt in debts if debt.chunk_id not in records])
         except VectorIndexError as exc:
-            self._reach.lost(exc)
+            self._reach.lost(exc, time.monotonic() - asked_at)
             self._debts.put_off(debts, exc)
             return None
         self._reach.works()

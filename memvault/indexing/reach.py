@@ -26,6 +26,11 @@ log = logging.getLogger("memvault.index")
 RETRY_SECONDS = 1.0
 """How long an index that could not be opened is left alone. Trying is a file lock or a failed connection: cheap."""
 
+SLOW_S = 1.0
+REST_S = 15.0
+"""After a failure that took longer than `SLOW_S`, such as a server's that does not answer, the index is left alone for
+`REST_S`: searches are exact and writes owe, at once. `sync` asks it all the same."""
+
 
 class IndexReach:
     """The vault's live index as this process sees it."""
@@ -41,6 +46,7 @@ class IndexReach:
         self._opened = False
         self._closed = False
         self._retry_at = 0.0
+        self._rests_until = 0.0
         self.last_error: VectorIndexError | None = None
 
     @property
@@ -50,8 +56,8 @@ class IndexReach:
 
     @property
     def current(self) -> VectorIndex | None:
-        """The index, if it is open in this process; never tries to open it."""
-        return self.index if self._opened else None
+        """The index, if it is open in this process and not left alone; never tries to open it."""
+        return self.index if self._opened and time.monotonic() >= self._rests_until else None
 
     @property
     def owned_elsewhere(self) -> bool:
@@ -68,13 +74,14 @@ class IndexReach:
     def acquire(self, *, now: bool = False) -> VectorIndex | None:
         """The index, opened if that can be done; None where it cannot be reached.
 
-        ``now``: try even if the last attempt failed a moment ago. Raises IndexMismatchError.
+        ``now``: try even if the last attempt failed a moment ago, and look again whether an index that failed is what
+        it was: it may have been restored, or have vanished. Raises IndexMismatchError.
         """
         with self._lock:
             if self._closed:
                 return None
-            if self._opened:
-                return self.index
+            if self._opened and (self.last_error is None or not now):
+                return self.index if now or time.monotonic() >= self._rests_until else None
             if self._dimension() is None or (time.monotonic() < self._retry_at and not now):
                 return None
             try:
@@ -82,9 +89,11 @@ class IndexReach:
             except IndexMismatchError:
                 raise
             except VectorIndexError as exc:
+                self._opened = False
                 self._failed(exc)
                 return None
             self._opened = True
+            self._rests_until = 0.0
             self.last_error = None
             return self.index
 
@@ -128,8 +137,10 @@ class IndexReach:
         if self._opened:
             self.last_error = None
 
-    def lost(self, error: VectorIndexError) -> None:
-        """Note that the open index failed; it stays open, and the next call may well work."""
+    def lost(self, error: VectorIndexError, after_s: float = 0.0) -> None:
+        """Note that the open index failed, after how long; it stays open, and the next call may well work."""
+        if after_s > SLOW_S:
+            self._rests_until = time.monotonic() + REST_S
         if str(error) != str(self.last_error):
             log.warning("the vector index failed, searches go on exactly and debts are kept: %s", error)
         self.last_error = error

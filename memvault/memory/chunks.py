@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 from sqlalchemy import func
@@ -12,6 +13,7 @@ from memvault.database.batches import batches
 from memvault.database.transactions import Transactions
 from memvault.database.unit import Unit
 from memvault.database.where import compile_where
+from memvault.embedding.base import Vector
 from memvault.errors import ConflictError, NotFoundError, ValidationError
 from memvault.filters import NOTHING, F, Filter, check_filter
 from memvault.memory.chunk_table import (
@@ -43,7 +45,7 @@ TRANSACTION_SIZE = 5000
 """Chunks that add_many writes in one transaction: long enough to be fast, short enough to let other writers in."""
 
 Progress = Callable[[int, int], None]
-"""Called with (done, total) after each transaction."""
+"""Called with (done, total): after each transaction, and in between while texts are embedded."""
 
 
 class ChunkStore:
@@ -79,9 +81,11 @@ class ChunkStore:
         """Store memories; returns those stored, in their order.
 
         ``on_conflict="skip"`` leaves out those whose id this user has already; an id of another user is a
-        ConflictError either way. All are checked before the first is written. More than 5,000 are written in several
-        transactions: should the database or the embedder fail in the middle, those of the earlier ones stay. Within
-        `UserMemory.transaction` they are one piece, however many.
+        ConflictError either way. All are checked before the first is written. A text that the user has already is not
+        embedded again. ``progress`` is called with (done, total) as texts are embedded, and after each transaction.
+
+        More than 5,000 are written in several transactions: should the database or the embedder fail in the middle,
+        those of the earlier ones stay. Within `UserMemory.transaction` they are one piece, however many.
         """
         if isinstance(chunks, str | bytes | NewChunk) or not isinstance(chunks, Iterable):
             raise ValidationError(f"chunks must be a list of NewChunk, got {shown(chunks)}")
@@ -92,15 +96,26 @@ class ChunkStore:
         stored: list[Chunk] = []
         done = 0
         for some in batches(drafts, size):
-            stored += self._add(some, on_conflict)
+            told = None if progress is None else partial(_tell, progress, done, len(drafts))
+            stored += self._add(some, on_conflict, told)
             done += len(some)
             if progress is not None:
                 progress(done, len(drafts))
         return stored
 
-    def _add(self, drafts: Sequence[Draft], on_conflict: str) -> list[Chunk]:
-        embedded = self._drafting.embed_drafts(drafts)  # before the transaction: others write meanwhile
-        return self._transactions.write(lambda unit: insert_drafts(unit, embedded, on_conflict))
+    def _add(self, drafts: Sequence[Draft], on_conflict: str, told: Callable[[int], None] | None) -> list[Chunk]:
+        # Before the transaction: others write meanwhile.
+        return self.add_embedded(self._drafting.embed_drafts(drafts, self.known_vectors, told), on_conflict)
+
+    def add_embedded(self, drafts: Sequence[Draft], on_conflict: str) -> list[Chunk]:
+        """Store drafts that have their vectors, in one transaction: for whoever embeds elsewhere."""
+        return self._transactions.write(lambda unit: insert_drafts(unit, drafts, on_conflict))
+
+    def known_vectors(self, content_hashes: Sequence[str]) -> dict[str, Vector]:
+        """What the embedder once made of this user's contents, by their hashes; what was never embedded is left out."""
+        return self._transactions.peek(
+            lambda unit: canonical.embedded_vectors(unit, self._drafting.model, content_hashes)
+        )
 
     def get(self, id: str) -> Chunk | None:
         """The chunk, or None where this user has none such."""
@@ -199,8 +214,9 @@ class ChunkStore:
             raise _no_chunk(id)
         vector = self._drafting.check_embedding(embedding, current.memory_type)
         has_vector = current.memory_type != PROCEDURAL
-        if vector is None and content is not None and has_vector and self._drafting.embedder is not None:
-            vector = self._drafting.embed([content])[0]
+        embedded = vector is None
+        if vector is None and content is not None and has_vector:
+            vector = self._drafting.embed_content(content, self.known_vectors)
 
         given = values
 
@@ -212,7 +228,7 @@ class ChunkStore:
             if vector is not None:
                 text = before.content if content is None else content
                 values["chroma_id"] = id
-                canonical.apply(unit, put=[canonical.ChunkVector(id, hash_content(text), vector)])
+                canonical.apply(unit, put=[canonical.ChunkVector(id, hash_content(text), vector, embedded)])
             elif before.chroma_id is None:
                 canonical.apply(unit, vectorless=1)
             elif content is not None and content != before.content:
@@ -271,6 +287,10 @@ def _delete(unit: Unit, ids: Sequence[str]) -> int:
     unit.execute(unit.delete(CHUNKS, by_key=True).where(CHUNKS.c.id.in_(found)))
     count_in_sessions(unit, changes)
     return len(rows)
+
+
+def _tell(progress: Progress, before: int, total: int, done: int) -> None:
+    progress(before + done, total)
 
 
 def _require(unit: Unit, id: str) -> Chunk:

@@ -7,9 +7,11 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
+from functools import cached_property
 from typing import Any
 
-from memvault.embedding.base import NO_EMBEDDER, Embedder, Matrix, Vector, check_vector, embed_checked
+from memvault.embedding.base import NO_EMBEDDER, Embedder, Matrix, Vector, check_vector
+from memvault.embedding.calling import TIMEOUT_S, EmbedderCalls, Progress
 from memvault.errors import ConfigurationError, ValidationError
 from memvault.ids import new_chunk_id
 from memvault.text import (
@@ -29,6 +31,9 @@ PROCEDURAL = "procedural"
 
 TokenCounter = Callable[[str], int]
 
+Known = Callable[[Sequence[str]], dict[str, Vector]]
+"""Finds, for hashes of contents, the vectors that the embedder once made of them, for the same user."""
+
 
 def quarter_of_characters(text: str) -> int:
     """The default token counter: a token is about four characters of English (OpenAI's rule of thumb)."""
@@ -37,7 +42,10 @@ def quarter_of_characters(text: str) -> int:
 
 @dataclass(frozen=True)
 class Draft:
-    """A checked chunk on its way into the database. ``vector`` is float32 at unit norm, or None."""
+    """A checked chunk on its way into the database. ``vector`` is float32 at unit norm, or None.
+
+    ``embedded``: the vault's embedder made the vector, from the content alone.
+    """
 
     id: str
     id_given: bool
@@ -49,8 +57,9 @@ class Draft:
     created_at: datetime
     vector: Vector | None
     metadata: dict[str, Any] = field(default_factory=dict)
+    embedded: bool = False
 
-    @property
+    @cached_property
     def content_hash(self) -> str:
         return hash_content(self.content)
 
@@ -62,9 +71,12 @@ def hash_content(content: str) -> str:
 class Drafting:
     """The vault's rules for new content: its embedder, its dimension, its token counter."""
 
-    def __init__(self, embedder: Embedder | None, token_counter: TokenCounter | None) -> None:
+    def __init__(
+        self, embedder: Embedder | None, token_counter: TokenCounter | None, embed_timeout: float = TIMEOUT_S
+    ) -> None:
         self.embedder = embedder
-        self.dimension = None if embedder is None else embedder.dimension
+        self._calls = None if embedder is None else EmbedderCalls(embedder, embed_timeout)
+        self.dimension = None if self._calls is None else self._calls.dimension()
         """Shape of the vault's vectors; None until the first one fixes it, where the caller brings them."""
         self._count = token_counter or quarter_of_characters
 
@@ -87,11 +99,6 @@ class Drafting:
     def check(self, chunk: NewChunk) -> None:
         """Raise ValidationError where `draft` would."""
         self.draft([chunk])
-
-    def with_embeddings(self, chunks: Sequence[NewChunk]) -> list[NewChunk]:
-        """The chunks, with the embedder's vector wherever one is due and none was given. Raises EmbeddingError."""
-        drafts = self.embed_drafts(self.draft(chunks))
-        return [replace(chunk, embedding=draft.vector) for chunk, draft in zip(chunks, drafts, strict=True)]
 
     def _draft(self, chunk: NewChunk, now: datetime, dimension: int | None, prefix: str) -> Draft:
         if not isinstance(chunk, NewChunk):
@@ -118,37 +125,56 @@ class Drafting:
     def count_tokens(self, content: str) -> int:
         return check_integer(self._count(content), "token_counter's answer", minimum=0)
 
-    def embed_drafts(self, drafts: Sequence[Draft]) -> list[Draft]:
-        """The drafts, with a vector wherever one is due: asks the embedder. Raises EmbeddingError."""
-        lacking = [
-            place for place, draft in enumerate(drafts) if draft.vector is None and draft.memory_type != PROCEDURAL
-        ]
-        if self.embedder is None or not lacking:
-            return list(drafts)
-        vectors = self.embed([drafts[place].content for place in lacking])
-        embedded = list(drafts)
-        for place, vector in zip(lacking, vectors, strict=True):
-            embedded[place] = replace(drafts[place], vector=vector)
-        return embedded
+    def embed_drafts(self, drafts: Sequence[Draft], known: Known, progress: Progress | None = None) -> list[Draft]:
+        """The drafts, with a vector wherever one is due. Raises EmbeddingError.
 
-    def embed(self, texts: Sequence[str]) -> Matrix:
+        A text that this user has already, or that stands there twice, is not embedded again. ``progress`` is called
+        with the number of drafts that need no more embedding, before the last of them.
+        """
+        lacking = [draft for draft in drafts if draft.vector is None and draft.memory_type != PROCEDURAL]
+        if self._calls is None or not lacking:
+            return list(drafts)
+        texts = {draft.content_hash: draft.content for draft in lacking}
+        vectors = {} if self._calls.cheap else known(list(texts))
+        missing = [digest for digest in texts if digest not in vectors]
+        ready = len(drafts) - len(missing)
+
+        def report(done: int) -> None:
+            if progress is not None and done < len(missing):
+                progress(ready + done)
+
+        made = self._calls.documents([texts[digest] for digest in missing], report)
+        vectors.update(zip(missing, made, strict=True))
+        return [
+            replace(draft, vector=vectors[draft.content_hash], embedded=True)
+            if draft.vector is None and draft.memory_type != PROCEDURAL
+            else draft
+            for draft in drafts
+        ]
+
+    def embed_content(self, content: str, known: Known) -> Vector | None:
+        """The vector of one content, known or made; None where there is no embedder. Raises EmbeddingError."""
+        if self._calls is None:
+            return None
+        digest = hash_content(content)
+        found = {} if self._calls.cheap else known([digest])
+        return found[digest] if digest in found else self.embed([content])[0]
+
+    def embed(self, texts: Sequence[str], progress: Progress | None = None) -> Matrix:
         """Vectors of documents, (n, dimension) float32 at unit norm. Raises EmbeddingError."""
-        embedder = self._embedder()
-        return embed_checked(embedder.embed_documents, texts, embedder)
+        return self._asked().documents(texts, progress)
 
     def embed_query(self, text: str) -> Vector:
         """The vector of a query, (dimension,). Raises EmbeddingError."""
-        embedder = self._embedder()
-        vector: Vector = embed_checked(embedder.embed_queries, [text], embedder)[0]
-        return vector
+        return self._asked().query(text)
 
-    def _embedder(self) -> Embedder:
-        if self.embedder is None:
+    def _asked(self) -> EmbedderCalls:
+        if self._calls is None:
             raise ConfigurationError(
                 'this vault has no embedder (embedder="none"): give the text\'s vector by embedding=, or open a vault '
                 'with embedder="static"'
             )
-        return self.embedder
+        return self._calls
 
 
 def _check_embedding(embedding: object, memory_type: str, dimension: int | None, argument: str) -> Vector | None:

@@ -53,7 +53,7 @@ def insert_drafts(unit: Unit, drafts: Sequence[Draft], on_conflict: str) -> list
     canonical.apply(
         unit,
         put=[
-            canonical.ChunkVector(draft.id, draft.content_hash, draft.vector)
+            canonical.ChunkVector(draft.id, draft.content_hash, draft.vector, draft.embedded)
             for draft in stored
             if draft.vector is not None
         ],

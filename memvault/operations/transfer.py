@@ -19,7 +19,8 @@ from memvault.database.batches import batches
 from memvault.errors import ConflictError, ValidationError
 from memvault.ids import derived_chunk_id
 from memvault.memory.chunks import ChunkStore
-from memvault.memory.drafts import Drafting
+from memvault.memory.drafts import Drafting, Known
+from memvault.memory.insertion import settle_doubles
 from memvault.memory.sessions import SessionStore
 from memvault.text import check_identifier, shown
 from memvault.values import ImportReport, NewChunk
@@ -53,11 +54,13 @@ def import_chunks(
     lines: Iterable[str],
     begin: Callable[[str], AbstractContextManager[tuple[SessionStore, ChunkStore]]],
     drafting: Drafting,
+    known: Callable[[str], Known],
     *,
     user_id: str | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> ImportReport:
-    """Import lines in their order; ``begin`` gives a user's sessions and chunks in one transaction.
+    """Import lines in their order; ``begin`` gives a user's sessions and chunks in one transaction, ``known`` the
+    vectors that the embedder once made of a user's contents.
 
     ``user_id`` replaces the lines' own. ``progress`` is called with the number of lines done. Raises ValidationError
     naming the line; what earlier batches of 5,000 lines brought stays, and importing again adds only the rest.
@@ -70,10 +73,11 @@ def import_chunks(
             by_user.setdefault(line.user_id, []).append(line)
         for user, theirs in by_user.items():
             try:
-                new = drafting.with_embeddings([line.chunk for line in theirs])  # before the transaction
+                drafts = settle_doubles(drafting.draft([line.chunk for line in theirs]), "skip")
+                drafts = drafting.embed_drafts(drafts, known(user))  # before the transaction
                 with begin(user) as (sessions, chunks):
-                    _begin_sessions(new, sessions)
-                    stored = len(chunks.add_many(new, on_conflict="skip"))
+                    _begin_sessions([line.chunk for line in theirs], sessions)
+                    stored = len(chunks.add_embedded(drafts, "skip"))
             except (ValidationError, ConflictError) as exc:
                 raise type(exc)(f"{_place(theirs)} (user {user!r}): {exc}") from exc
             added += stored

@@ -7,6 +7,7 @@ those of the vectors in SQL, and the chunks come from SQL with the owner in the 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -142,11 +143,12 @@ class NearestSearch:
         width = wanted.k + len(dirty)
         for _ in range(WIDENINGS):
             width = min(width, count + len(dirty))  # what was deleted may still be in the index
+            asked_at = time.monotonic()
             try:
                 matches = index.query(unit.user_id, wanted.vector, width, pushed)
                 self._reach.works()
             except VectorIndexError as exc:
-                self._reach.lost(exc)
+                self._reach.lost(exc, time.monotonic() - asked_at)
                 return None
             candidates = sorted({match.id for match in matches} | dirty)
             ids, scores = self._scored(unit, candidates, wanted)  # a dirty chunk's similarity would be stale, too

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from sqlalchemy import (
     BigInteger,
+    Boolean,
     Column,
     Connection,
     ForeignKey,
@@ -23,7 +24,9 @@ from sqlalchemy import (
     String,
     UniqueConstraint,
     bindparam,
+    false,
     select,
+    text,
     update,
 )
 from sqlmodel import Field
@@ -50,12 +53,22 @@ CONTENT = "content"
 
 
 class MemoryVector(Base, Owned, table=True):
-    """An embedding as SQL holds it: little-endian float32 at unit norm, clustered by owner and epoch."""
+    """An embedding as SQL holds it: little-endian float32 at unit norm, clustered by owner and epoch.
+
+    ``embedded``: the vault's embedder made it of the content alone, so that it serves any equal content of this user.
+    """
 
     __tablename__ = "memory_vectors"
     __table_args__ = (
         UniqueConstraint("chunk_id", "field", "model", name="uq_memory_vectors_chunk"),
         Index("idx_memory_vectors_owner", "user_id", "epoch"),
+        Index(
+            "idx_memory_vectors_embedded",
+            "user_id",
+            "content_hash",
+            sqlite_where=text("embedded = 1"),
+            postgresql_where=text("embedded"),
+        ),
     )
 
     id: int = Field(sa_column=Column(big_key(), primary_key=True, autoincrement=False))
@@ -69,6 +82,7 @@ class MemoryVector(Base, Owned, table=True):
     content_hash: str = Field(sa_column=Column(String(64), nullable=False))
     epoch: int = Field(sa_column=Column(BigInteger, nullable=False))
     vector: bytes = Field(sa_column=Column(LargeBinary, nullable=False))
+    embedded: bool = Field(sa_column=Column(Boolean, nullable=False, server_default=false()))
 
 
 VECTORS = table_of(MemoryVector)
@@ -81,6 +95,7 @@ class ChunkVector:
     chunk_id: str
     content_hash: str
     vector: Vector
+    embedded: bool = False
 
 
 def apply(
@@ -133,6 +148,7 @@ def apply(
                     "dimension": dimension,
                     "content_hash": item.content_hash,
                     "epoch": epoch,
+                    "embedded": item.embedded,
                     "vector": np.asarray(item.vector, "<f4").tobytes(),
                 }
                 for item, epoch in zip(put, owner.next_epochs(len(put)), strict=True)
@@ -201,6 +217,18 @@ def load_vectors(unit: Unit, model: str, dimension: int, ids: Sequence[str] | No
             rows += unit.execute(statement.execution_options(**{BINARY: True})).all()
     matrix = np.frombuffer(b"".join(row.vector for row in rows), dtype="<f4").reshape(len(rows), dimension)
     return [row.chunk_id for row in rows], matrix
+
+
+def embedded_vectors(unit: Unit, model: str, content_hashes: Sequence[str]) -> dict[str, Vector]:
+    """The vectors that the embedder made of this user's contents, by the contents' hashes."""
+    found: dict[str, Vector] = {}
+    for some in batches(content_hashes):
+        statement = unit.select(VECTORS.c.content_hash, VECTORS.c.vector, frm=VECTORS).where(
+            VECTORS.c.embedded, VECTORS.c.content_hash.in_(some), VECTORS.c.model == model, VECTORS.c.field == CONTENT
+        )
+        rows = unit.execute(statement.execution_options(**{BINARY: True})).all()
+        found.update((row.content_hash, np.frombuffer(row.vector, "<f4")) for row in rows)
+    return found
 
 
 def _delete_vectors(unit: Unit, chunk_ids: Sequence[str]) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -27,6 +28,8 @@ from memvault.vectors.outbox import OUTBOX
 CHECKOUT = Path(__file__).resolve().parents[2]
 INI = CHECKOUT / "alembic.ini"
 OURS = base.table_names()
+HEAD, NEXT = migrate.head(), "next"
+"""The package's newest revision, and one that tests put on top of it."""
 WAIT = 60.0
 """Seconds after which a process counts as hung."""
 
@@ -127,17 +130,25 @@ def install(folder: Path) -> Path:
     return copy_migrations(folder / "memvault" / "_migrations")
 
 
+def remove_revisions(ini: Path) -> Path:
+    """All of ours; the folder that they were in."""
+    versions = ini.parent / "alembic" / "versions"
+    for revision in versions.glob("*.py"):
+        revision.unlink()
+    return versions
+
+
 def write_revision(ini: Path, upgrade: str) -> None:
-    """Revision 0002 on top of 0001, its upgrade() with this body; in place of an earlier one."""
-    header = """\
+    """A revision `NEXT` on top of ours, its upgrade() with this body; in place of an earlier one."""
+    header = f"""\
         import pathlib
         import time
 
         import sqlalchemy as sa
         from alembic import op
 
-        revision = "0002"
-        down_revision = "0001"
+        revision = "{NEXT}"
+        down_revision = "{HEAD}"
 
 
         def downgrade() -> None:
@@ -147,7 +158,7 @@ def write_revision(ini: Path, upgrade: str) -> None:
         def upgrade() -> None:
         """
     body = indent(dedent(upgrade), "    ")
-    (ini.parent / "alembic" / "versions" / "0002_next.py").write_text(dedent(header) + body, encoding="utf-8")
+    (ini.parent / "alembic" / "versions" / f"{NEXT}.py").write_text(dedent(header) + body, encoding="utf-8")
 
 
 # Databases
@@ -174,7 +185,8 @@ def declarations(path: Path) -> dict[str, list[str]]:
     with raw(path) as connection:
         rows = connection.execute("SELECT name, sql FROM sqlite_master WHERE sql IS NOT NULL").fetchall()
     for name, sql in rows:
-        lines = [line.strip(" ,\t") for line in sql.splitlines()]
+        # ADD COLUMN writes on in the line of the last column.
+        lines = [line.strip(" ,\t") for line in re.split(r"\n|, (?=[a-z_]+ [A-Z])", sql)]
         constraints = [line for line in lines if line.startswith("CONSTRAINT ")]
         found[name] = [line for line in lines if line not in constraints] + sorted(constraints)
     return found

@@ -48,9 +48,9 @@ def shown(caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]) -
 
 def as_query(url: str) -> str:
     """The password where libpq allows it, too."""
-    return (
-        f"{make_url(url).set(password=None).render_as_string().replace(' ', '%20')}?password={quote(PASSWORD, safe='')}"
-    )
+    given = make_url(url)
+    bare = URL.create("postgresql", given.username, None, given.host, given.port, given.database).render_as_string()
+    return f"{bare.replace(' ', '%20')}?password={quote(PASSWORD, safe='')}"
 
 
 class TestUnderstood:
@@ -104,7 +104,7 @@ class TestNotShown:
         shown.append("".join(traceback.format_exception(caught.value)))
         assert "127.0.0.1" in str(caught.value)  # but it says where it was
 
-    @pytest.mark.parametrize("bad_url", ["wrong password", "nobody there"], indirect=True)
+    @pytest.mark.parametrize("bad_url", ["wrong password"], indirect=True)
     def test_by_the_commands(self, bad_url: str, tmp_path: Path, shown: list[str]) -> None:
         for done in (
             run_python("-m", "memvault", "--debug", "db", "upgrade", cwd=tmp_path, url=bad_url),

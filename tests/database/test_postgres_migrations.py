@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from pathlib import Path
 from threading import Barrier
 
@@ -18,7 +19,9 @@ from memvault.database.base import VERSION_TABLE
 from tests.database.catalog import advisory_locks, contents, declarations, tables
 from tests.database.conftest import NewDatabase
 from tests.database.migrating import (
+    HEAD,
     INI,
+    NEXT,
     OURS,
     WAIT,
     alembic,
@@ -26,12 +29,11 @@ from tests.database.migrating import (
     copy_migrations,
     fill_vault,
     finish,
+    remove_revisions,
     start_python,
     write_revision,
 )
 from tests.postgres import Postgres
-
-HEAD = migrate.head()
 
 HALF = """\
 op.create_table("scratch", sa.Column("id", sa.Integer(), primary_key=True))
@@ -80,16 +82,6 @@ class TestThereAndBack:
         assert list(declarations(server, "fresh")) == [f"public.{VERSION_TABLE}"]  # nor a sequence
         migrate.upgrade(fresh)
         assert declarations(server, "fresh") == made
-
-    @pytest.mark.parametrize("server", ["postgres18"], indirect=True)
-    def test_by_the_command_from_another_folder(self, server: Postgres, fresh: str, tmp_path: Path) -> None:
-        for command in (["upgrade", "head"], ["check"], ["current"], ["downgrade", "base"]):
-            done = alembic(*command, cwd=tmp_path, url=fresh)
-            assert done.code == 0, done.err
-            if command == ["current"]:
-                assert done.out == f"{HEAD} (head)\n"
-        assert contents(server, "fresh") == {f"public.{VERSION_TABLE}": []}
-        assert list(tmp_path.iterdir()) == []
 
     def test_up_is_no_step_where_it_is_up_already(self, server: Postgres, fresh: str) -> None:
         fill_vault(fresh)
@@ -154,8 +146,7 @@ class TestMigratedIsDeclared:
     def test_a_revision_generated_from_nothing_is_the_schema(
         self, server: Postgres, engine: Engine, copied: Path, new_database: NewDatabase
     ) -> None:
-        versions = copied.parent / "alembic" / "versions"
-        (versions / "0001_the_vault.py").unlink()
+        versions = remove_revisions(copied)
         alembic_on(engine, copied, "revision", "everything", autogenerate=True)
         (generated,) = versions.glob("*.py")
         source = generated.read_text(encoding="utf-8")
@@ -166,31 +157,45 @@ class TestMigratedIsDeclared:
 
 
 NOWHERE = "postgresql://nobody:s3cret@127.0.0.1:1/none"
-SCHEMAS = {"default": None, "odd": 'an "odd" schema'}
 
 
-@pytest.fixture(scope="module", params=SCHEMAS)
-def scripts(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str | None, str, str]:
-    """A schema's name, and the SQL that leads up to head in it and down again."""
-    schema, folder = SCHEMAS[request.param], tmp_path_factory.mktemp("offline")
-    extra = [] if schema is None else ["-x", f"schema_name={schema}"]
-    up = alembic(*extra, "upgrade", "head", "--sql", cwd=folder, url=NOWHERE)
-    down = alembic(*extra, "downgrade", "head:base", "--sql", cwd=folder, url=NOWHERE)
-    assert (up.code, down.code) == (0, 0), up.err + down.err
-    assert "s3cret" not in up.out + up.err + down.out + down.err
-    return schema, up.out, down.out
+@pytest.fixture(scope="module")
+def offline(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
+    """What an alembic command with --sql prints; each is run once."""
+    folder = tmp_path_factory.mktemp("offline")
+
+    @cache
+    def run(*arguments: str) -> str:
+        done = alembic(*arguments, "--sql", cwd=folder, url=NOWHERE)
+        assert done.code == 0, done.err
+        assert "s3cret" not in done.out + done.err
+        return done.out
+
+    return run
 
 
-def test_the_script_for_an_administrator_is_the_migration(
-    server: Postgres, fresh: str, new_database: NewDatabase, scripts: tuple[str | None, str, str]
-) -> None:
-    schema, up, down = scripts
-    migrate.upgrade(new_database("migrated_by_ours"), schema_name=schema)
-    server.execute(up, "fresh")
-    assert declarations(server, "fresh") == declarations(server, "migrated_by_ours")
-    migrate.require_head(fresh, schema_name=schema)
-    server.execute(down, "fresh")
-    assert tables(server, "fresh", schema or "public") == {VERSION_TABLE}
+class TestOffline:
+    """The script for an administrator is the migration."""
+
+    def test_in_the_default_schema(
+        self, server: Postgres, fresh: str, new_database: NewDatabase, offline: Callable[..., str]
+    ) -> None:
+        migrate.upgrade(new_database("migrated_by_ours"))
+        server.execute(offline("upgrade", "head"), "fresh")
+        assert declarations(server, "fresh") == declarations(server, "migrated_by_ours")
+        migrate.require_head(fresh)
+
+    def test_in_a_schema_and_down_again(
+        self, server: Postgres, fresh: str, new_database: NewDatabase, offline: Callable[..., str]
+    ) -> None:
+        schema = 'an "odd" 100% schema'
+        given = ("-x", f"schema_name={schema}")
+        migrate.upgrade(new_database("migrated_by_ours"), schema_name=schema)
+        server.execute(offline(*given, "upgrade", "head"), "fresh")
+        assert declarations(server, "fresh") == declarations(server, "migrated_by_ours")
+        migrate.require_head(fresh, schema_name=schema)
+        server.execute(offline(*given, "downgrade", "head:base"), "fresh")
+        assert tables(server, "fresh", schema) == {VERSION_TABLE}
 
 
 class TestForeignTables:
@@ -216,6 +221,7 @@ class TestForeignTables:
         migrate.upgrade(fresh, schema_name="memvault")  # the way out that the error names
         assert {name: declarations(server, "fresh")[name] for name in before[0]} == before[0]
 
+    @pytest.mark.parametrize("server", ["postgres18"], indirect=True)
     def test_are_one_line_of_the_command(self, server: Postgres, fresh: str, tmp_path: Path) -> None:
         server.execute("CREATE TABLE sessions (token TEXT); CREATE TABLE owners (name TEXT)", "fresh")
         said = alembic("upgrade", "head", cwd=tmp_path, url=fresh).complaint()
@@ -284,9 +290,10 @@ class TestWholeOrNotAtAll:
         assert (declarations(server, "fresh"), contents(server, "fresh")) == before
         write_revision(copied, WHOLE)
         alembic_on(engine, copied, "upgrade", "head")
-        assert contents(server, "fresh")[f"public.{VERSION_TABLE}"] == [("0002",)]
+        assert contents(server, "fresh")[f"public.{VERSION_TABLE}"] == [(NEXT,)]
         assert contents(server, "fresh")["public.memory_chunks"] == before[1]["public.memory_chunks"]
 
+    @pytest.mark.parametrize("server", ["postgres18"], indirect=True)
     @pytest.mark.parametrize("filled", [True, False], ids=["filled", "fresh"])
     def test_a_killed_process(
         self, server: Postgres, fresh: str, engine: Engine, copied: Path, filled: bool, tmp_path: Path
@@ -310,7 +317,7 @@ class TestWholeOrNotAtAll:
         write_revision(copied, WHOLE)
         # The server notices a dead client at its own pace; until then its lock holds, and the next one waits.
         alembic_on(engine, copied, "upgrade", "head")
-        assert contents(server, "fresh")[f"public.{VERSION_TABLE}"] == [("0002",)]
+        assert contents(server, "fresh")[f"public.{VERSION_TABLE}"] == [(NEXT,)]
         assert {*before[0], "public.scratch"} <= set(declarations(server, "fresh"))
         if filled:
             assert contents(server, "fresh")["public.memory_chunks"] == before[1]["public.memory_chunks"]

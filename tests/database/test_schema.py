@@ -13,7 +13,7 @@ from sqlalchemy.exc import IntegrityError
 from memvault import StorageLayer, create_engine, models
 from memvault.database import migrate
 from memvault.database.base import VERSION_TABLE
-from tests.database.migrating import OURS, alembic_on, copy_migrations, declarations, raw, url_of
+from tests.database.migrating import OURS, alembic_on, copy_migrations, declarations, raw, remove_revisions, url_of
 
 SEED = {
     "memory_chunks": (
@@ -226,8 +226,7 @@ class TestMigratedIsDeclared:
         self, tmp_path: Path, declared: Path
     ) -> None:
         ini = copy_migrations(tmp_path / "copy")
-        versions = ini.parent / "alembic" / "versions"
-        (versions / "0001_the_vault.py").unlink()
+        versions = remove_revisions(ini)
         path = tmp_path / "generated.db"
         engine = create_engine(url_of(path))
         alembic_on(engine, ini, "revision", "everything", autogenerate=True)

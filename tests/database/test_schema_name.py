@@ -191,11 +191,6 @@ class TestRights:
         fill_vault(theirs, schema_name=schema)
         assert tables(server, "fresh", schema or "public") == MADE
 
-    def test_by_the_command_it_is_one_line(self, server: Postgres, theirs: str, tmp_path: Path) -> None:
-        said = alembic("upgrade", "head", cwd=tmp_path, url=theirs).complaint()
-        assert "GRANT" in said
-        assert self.ROLE in said
-
     def test_one_that_may_only_use_the_tables_needs_no_more(
         self, server: Postgres, fresh: str, theirs: str, engine: Engine
     ) -> None:

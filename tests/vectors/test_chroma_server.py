@@ -372,6 +372,8 @@ def test_closing_while_others_ask_is_an_index_error_at_worst(world: ChromaServer
     world.put(make_records(20))
     index = world.fresh()
     index.open(SPEC)
+    scan = index.scan(batch=5)
+    assert len(next(scan)) == 5
     asked = threading.Barrier(5)
 
     def ask() -> str:
@@ -389,6 +391,8 @@ def test_closing_while_others_ask_is_an_index_error_at_worst(world: ChromaServer
         asked.wait()
         index.close()
         assert all(index.location in answer.result() for answer in answers)
+    with failing(index.location):
+        next(scan)
 
 
 # A server that fails.
@@ -662,7 +666,12 @@ def test_what_a_vault_remembers_is_no_secret(relay: Relay, vault_path: Path, chr
 
 def test_nothing_is_founded_on_an_odd_url(tmp_path: Path) -> None:
     path = tmp_path / "memvault.db"
-    for url in ("chroma+http://", "chroma+ftp://h", "chroma+http://u:s3cret@h?tokn=s3cret", "chroma+http:/h"):
+    for url in (
+        "chroma+http://",
+        "chroma+ftp://h?a=s3cret",
+        "Chroma+http://u:s3cret@h?tokn=s3cret",
+        "chroma+http:/s3cret",
+    ):
         with pytest.raises(ConfigurationError) as caught:
             open_vault(path, url)
         assert "s3cret" not in str(caught.value)
