@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from urllib.parse import unquote
 
 from sqlalchemy import URL, Engine
 
 from memvault.database.engine import sqlite_file
 from memvault.database.transactions import Database
-from memvault.embedding.base import NO_EMBEDDER, Embedder
+from memvault.embedding.base import NO_EMBEDDER, Embedder, is_embedder
 from memvault.embedding.function import FunctionEmbedder, name_of
 from memvault.embedding.static import StaticEmbedder
 from memvault.errors import ConfigurationError, ValidationError
@@ -119,8 +119,8 @@ def _named_embedder(name: str | Path) -> Embedder | None:
 
 def _given_embedder(embedder: object) -> Embedder:
     if not isinstance(embedder, type):
-        if isinstance(embedder, Embedder):
-            return embedder
+        if is_embedder(embedder):
+            return cast(Embedder, embedder)
         from memvault.embedding.chroma_function import ChromaFunctionEmbedder, is_chroma_function
 
         if is_chroma_function(embedder):

@@ -15,6 +15,7 @@ import pytest
 from memvault import StorageLayer, UserMemory
 from memvault.database import migrate
 from tests import postgres
+from tests.reused_postgres import Reused
 from tests.support import HashingEmbedder
 
 BACKENDS = (
@@ -101,14 +102,14 @@ def postgres15() -> Iterator[postgres.Postgres]:
 
 
 @pytest.fixture(scope="session")
-def reused_postgres(postgres18: postgres.Postgres) -> Iterator[postgres.Reused]:
-    reused = postgres.Reused(postgres18)
+def reused_postgres(postgres18: postgres.Postgres) -> Iterator[Reused]:
+    reused = Reused(postgres18)
     yield reused
     reused.close()
 
 
 @pytest.fixture
-def postgres_url(reused_postgres: postgres.Reused) -> str:
+def postgres_url(reused_postgres: Reused) -> str:
     """The test's own PostgreSQL database, at head."""
     return reused_postgres.emptied()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, runtime_checkable
@@ -18,6 +19,10 @@ Matrix = NDArray[np.float32]
 Vector = NDArray[np.float32]
 """Shape (dimension,)."""
 
+BATCH_SIZE = 256
+"""Texts that an embedder gets at once, unless its ``batch_size`` says otherwise: few enough that progress is told, and
+a deadline for each call means something."""
+
 NO_EMBEDDER = "none"
 """The model's name in a vault whose vectors all come from the caller."""
 
@@ -32,8 +37,9 @@ class Embedder(Protocol):
     whatever they like: the caller sees an EmbeddingError, and nothing is stored. `embed_queries` differs from
     `embed_documents` only in models that were trained so.
 
-    An embedder may also have ``batch_size``, the texts it wants at once, and ``cheap = True``: it works in memory,
-    faster than a vector is found in the database. It is then called without a deadline.
+    An embedder may also have ``batch_size``, the texts it wants at once; ``loading_s``, the seconds that its dimension
+    may take to be known, where it loads a model for that; and ``cheap = True``: it works in memory, faster than a
+    vector is found in the database. It is then called without a deadline, and for every text.
     """
 
     @property
@@ -45,6 +51,20 @@ class Embedder(Protocol):
     def embed_documents(self, texts: Sequence[str]) -> Matrix: ...
 
     def embed_queries(self, texts: Sequence[str]) -> Matrix: ...
+
+
+def is_embedder(value: object) -> bool:
+    """Whether an object has all that an `Embedder` has; asks for none of it: ``dimension`` may have to load a model."""
+    names = ("model", "dimension", "embed_documents", "embed_queries")
+    return not isinstance(value, type) and all(_has(value, name) for name in names)
+
+
+def _has(value: object, name: str) -> bool:
+    try:
+        inspect.getattr_static(value, name)
+    except AttributeError:
+        return False
+    return True
 
 
 def embed_checked(embed: Callable[[Sequence[str]], Matrix], texts: Sequence[str], embedder: Embedder) -> Matrix:

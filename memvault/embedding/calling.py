@@ -11,15 +11,11 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from memvault.embedding.base import Embedder, Matrix, Vector, embed_checked
+from memvault.embedding.base import BATCH_SIZE, Embedder, Matrix, Vector, embed_checked
 from memvault.errors import ConfigurationError, EmbeddingError
 from memvault.text import shown
 
 T = TypeVar("T")
-
-BATCH_SIZE = 256
-"""Texts that an embedder gets at once, unless its ``batch_size`` says otherwise: what remote ones take in one request,
-and few enough that progress can be told."""
 
 TIMEOUT_S = 60.0
 

@@ -6,30 +6,16 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
-from sqlalchemy import (
-    Column,
-    ColumnElement,
-    Connection,
-    Double,
-    MetaData,
-    Select,
-    String,
-    Table,
-    bindparam,
-    cast,
-    select,
-    text,
-)
-from sqlalchemy.types import UserDefinedType
+from sqlalchemy import ColumnElement, Connection, Double, Select, String, Table, bindparam, cast, select, text
 
-from memvault.database.base import OWNERS, SCHEMA, identifier
+from memvault.database.base import OWNERS, SCHEMA
 from memvault.database.transactions import Database
 from memvault.embedding.base import Vector
-from memvault.errors import IndexMismatchError, VectorIndexError
+from memvault.errors import VectorIndexError
 from memvault.filters import EVERYTHING, NOTHING, Filter
 from memvault.vectors import pgvector_table as own_table
-from memvault.vectors.base import DECIMALS, IndexSpec, ScannedRecord, VectorMatch, VectorRecord
-from memvault.vectors.within import InDatabase, table_name
+from memvault.vectors.base import IndexSpec, ScannedRecord, VectorMatch, VectorRecord
+from memvault.vectors.within import InDatabase, ranked, table_name
 
 EXACT_LIMIT = 20_000
 """Up to so many vectors a user's are all compared: the graph is everybody's, and finds few of one user's."""
@@ -42,18 +28,6 @@ _SETTINGS = text(
     "SELECT set_config('hnsw.iterative_scan', 'strict_order', true), set_config('hnsw.ef_search', :candidates, true), "
     "set_config('hnsw.max_scan_tuples', :visits, true)"
 )
-
-
-class _VectorType(UserDefinedType[Any]):
-    """pgvector's type, in whichever schema the extension is."""
-
-    cache_ok = True
-
-    def __init__(self, schema: str) -> None:
-        self.schema = schema
-
-    def get_col_spec(self, **_: Any) -> str:
-        return f"{self.schema}.vector"
 
 
 class PgVectorIndex(InDatabase):
@@ -72,35 +46,29 @@ class PgVectorIndex(InDatabase):
 
     def open(self, spec: IndexSpec) -> bool:
         with self._reading(None, "be opened") as connection:
-            dimension = own_table.dimension(connection, _name(spec))
-            metrics = own_table.metrics(connection, _name(spec))
-        if dimension not in (None, spec.dimension):
-            raise IndexMismatchError(
-                f"the pgvector index of {spec.model!r} has dimension {dimension}, expected {spec.dimension}: "
-                "`memvault reindex` builds another"
-            )
-        if foreign := metrics - {own_table.METRIC}:
-            raise IndexMismatchError(
-                f"the pgvector index of {spec.model!r} compares by {', '.join(foreign)}, expected {own_table.METRIC}: "
-                "`memvault reindex` builds another"
-            )
+            dimension = own_table.dimension(connection, table_name(spec))
+            metrics = own_table.metrics(connection, table_name(spec))
+        if dimension is not None:
+            self._require(spec, "dimension", dimension, spec.dimension)
+        for metric in metrics:
+            self._require(spec, "the metric", metric, own_table.METRIC)
         self._spec = spec
         return dimension is not None
 
     def exists(self, connection: Connection) -> bool:
-        return own_table.exists(connection, _name(self._opened()))
+        return own_table.exists(connection, table_name(self._opened()))
 
     def create(self) -> None:
         spec = self._opened()
         with self._writing(None, "be created") as connection:
             own_table.keep_writers_out(connection)
-            if own_table.exists(connection, _name(spec)):
+            if own_table.exists(connection, table_name(spec)):
                 return
             own_table.require_extension(connection)
-            own_table.create(connection, _name(spec), spec.dimension)
+            own_table.create(connection, table_name(spec), spec.dimension)
             for records in own_table.held(connection, spec.model):
                 self._write(connection, spec, records)
-            own_table.create_indexes(connection, _name(spec), spec.dimension)
+            own_table.create_indexes(connection, table_name(spec), spec.dimension)
 
     def upsert(self, records: Sequence[VectorRecord], connection: Connection | None = None) -> None:
         unique = {record.id: record for record in records}
@@ -112,7 +80,7 @@ class PgVectorIndex(InDatabase):
 
     def delete(self, ids: Sequence[str], connection: Connection | None = None) -> None:
         if ids:
-            name = _name(self._opened())
+            name = table_name(self._opened())
             with self._writing(connection, "be deleted from") as own:
                 place = own_table.qualified(own, name)
                 own.execute(text(f"DELETE FROM {place} WHERE chunk_id = ANY(:ids)"), {"ids": list(ids)})
@@ -133,11 +101,10 @@ class PgVectorIndex(InDatabase):
             if len(rows) < k:
                 rows = own.execute(self._nearest(own, spec, user_id, vector, k, where, exactly=True)).all()
             savepoint.rollback()
-        ranked = sorted((round(row.distance - 1.0, DECIMALS), row.chunk_id) for row in rows)
-        return [VectorMatch(chunk_id, min(1.0, max(-1.0, -negated))) for negated, chunk_id in ranked]
+        return ranked(rows)
 
     def scan(self, batch: int = 1000) -> Iterator[list[ScannedRecord]]:
-        name = _name(self._opened())
+        name = table_name(self._opened())
         last = ""
         while True:
             with self._reading(None, "be read") as connection:
@@ -156,16 +123,12 @@ class PgVectorIndex(InDatabase):
             last = rows[-1].chunk_id
 
     def count(self, user_id: str | None = None) -> int:
-        name = _name(self._opened())
+        name = table_name(self._opened())
         with self._reading(None, "be counted") as connection:
-            place = own_table.qualified(connection, name)
-            if user_id is None:
-                return int(connection.execute(text(f"SELECT count(*) FROM {place}")).scalar_one())
-            theirs = text(f"SELECT count(*) FROM {place} WHERE user_id = :owner")
-            return int(connection.execute(theirs, {"owner": user_id}).scalar_one())
+            return self._counted(connection, name, user_id, SCHEMA)
 
     def purge(self) -> None:
-        name = _name(self._opened())
+        name = table_name(self._opened())
         with self._writing(None, "be removed") as connection:
             connection.execute(text(f"DROP TABLE IF EXISTS {own_table.qualified(connection, name)}"))
 
@@ -187,15 +150,8 @@ class PgVectorIndex(InDatabase):
         exactly: bool,
     ) -> Select[Any]:
         extension = self._found_extension(connection)
-        vectors = Table(
-            _name(spec),
-            MetaData(),
-            Column("chunk_id", identifier()),
-            Column("user_id", identifier()),
-            Column("embedding", _VectorType(extension)),
-            schema=SCHEMA,
-        )
-        wanted = cast(bindparam("vector", own_table.written(vector), String), _VectorType(extension))
+        vectors = own_table.declared(table_name(spec), extension)
+        wanted = cast(bindparam("vector", own_table.written(vector), String), vectors.c.embedding.type)
         distance: ColumnElement[float] = vectors.c.embedding.op(f"OPERATOR({extension}.<=>)", return_type=Double())(
             wanted
         )
@@ -208,7 +164,7 @@ class PgVectorIndex(InDatabase):
 
     def _write(self, connection: Connection, spec: IndexSpec, rows: Sequence[tuple[str, str, Vector]]) -> None:
         statement = text(
-            f"INSERT INTO {own_table.qualified(connection, _name(spec))} (chunk_id, user_id, embedding) "
+            f"INSERT INTO {own_table.qualified(connection, table_name(spec))} (chunk_id, user_id, embedding) "
             f"VALUES (:id, :owner, CAST(:vector AS {self._found_extension(connection)}.vector)) "
             "ON CONFLICT (chunk_id) DO UPDATE SET user_id = excluded.user_id, embedding = excluded.embedding"
         )
@@ -224,7 +180,3 @@ class PgVectorIndex(InDatabase):
         if self._extension is None:
             raise VectorIndexError(f"the database has lost its extension: {own_table.advice(connection)}")
         return self._extension
-
-
-def _name(spec: IndexSpec) -> str:
-    return table_name("memvault_vec", spec.model)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import lru_cache
+from typing import Any
 
 import numpy as np
-from sqlalchemy import Connection, exc, select, text
+from sqlalchemy import Column, Connection, MetaData, Table, exc, select, text
+from sqlalchemy.types import UserDefinedType
 
-from memvault.database.base import OWNERS
+from memvault.database.base import OWNERS, SCHEMA, identifier
 from memvault.database.engine import schema_of
 from memvault.database.postgres import BINARY, INSUFFICIENT_PRIVILEGE, sqlstate
 from memvault.embedding.base import Vector
@@ -19,6 +22,29 @@ MAX_HNSW_DIMENSION = 2000
 """pgvector's limit for an index on its type vector."""
 
 PAGE = 2000
+
+
+class VectorType(UserDefinedType[Any]):
+    """pgvector's type, in whichever schema the extension is."""
+
+    cache_ok = True
+
+    def __init__(self, schema: str) -> None:
+        self.schema = schema
+
+    def get_col_spec(self, **_: Any) -> str:
+        return f"{self.schema}.vector"
+
+
+@lru_cache(maxsize=64)
+def declared(name: str, extension: str) -> Table:
+    """The table for queries: beside our tables, but not one of those that Alembic looks after."""
+    columns = (
+        Column("chunk_id", identifier()),
+        Column("user_id", identifier()),
+        Column("embedding", VectorType(extension)),
+    )
+    return Table(name, MetaData(), *columns, schema=SCHEMA)
 
 
 def qualified(connection: Connection, name: str) -> str:
@@ -78,6 +104,8 @@ def require_extension(connection: Connection) -> None:
         with connection.begin_nested():
             connection.execute(text("CREATE EXTENSION vector"))
     except exc.DBAPIError as error:
+        if extension_schema(connection) is not None:  # another schema's vault was quicker
+            return
         if sqlstate(error) != INSUFFICIENT_PRIVILEGE:
             raise
         role = connection.execute(text("SELECT current_user")).scalar_one()
@@ -109,6 +137,7 @@ def create_indexes(connection: Connection, name: str, size: int) -> None:
         connection.execute(
             text(f"CREATE INDEX {name}_hnsw ON {place} USING hnsw (embedding {extension_schema(connection)}.{METRIC})")
         )
+    connection.execute(text(f"ANALYZE {place}"))  # else the first searches are planned as if it were empty
 
 
 def held(connection: Connection, model: str) -> Iterator[list[tuple[str, str, Vector]]]:

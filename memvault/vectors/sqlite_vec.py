@@ -14,15 +14,16 @@ from memvault.database.batches import batches
 from memvault.database.transactions import Database
 from memvault.database.unit import Unit
 from memvault.embedding.base import Vector
-from memvault.errors import IndexMismatchError, MissingDependencyError
+from memvault.errors import MissingDependencyError
 from memvault.filters import EVERYTHING, NOTHING, Filter
-from memvault.vectors.base import DECIMALS, IndexSpec, ScannedRecord, VectorMatch, VectorRecord
+from memvault.vectors.base import IndexSpec, ScannedRecord, VectorMatch, VectorRecord
 from memvault.vectors.canonical import CONTENT, VECTORS
 from memvault.vectors.exact import search_all
-from memvault.vectors.within import InDatabase, table_name
+from memvault.vectors.within import InDatabase, ranked, table_name
 
 CHUNK_SIZE = 32
-"""Vectors that are allotted to a user at a time; with sqlite-vec's default of 1,024 the first of each takes 1 MB."""
+"""Vectors that are allotted to a user at a time. 20,000 of 256 dimensions take 35 MB if they are 1,000 users' (64: 68
+MB; sqlite-vec's default of 1,024: 1.6 GB), and are searched in 22 ms if they are one user's (8: 37 ms; 128: 20 ms)."""
 
 MAX_K = 4096
 """More than sqlite-vec returns at once is found by a product with all of the user's vectors."""
@@ -60,25 +61,21 @@ class SqliteVecIndex(InDatabase):
 
     def open(self, spec: IndexSpec) -> bool:
         with self._reading(None, "be opened") as connection:
-            declared = _declared(connection, _name(spec))
+            declared = _declared(connection, table_name(spec))
         if declared is not None:
             dimension = re.search(r"float\[(\d+)\]", declared)
-            if "distance_metric=cosine" not in declared or dimension is None:
-                raise IndexMismatchError(f"the table {_name(spec)!r} is no index of memvault's: {declared}")
-            if int(dimension[1]) != spec.dimension:
-                raise IndexMismatchError(
-                    f"the sqlite-vec index of {spec.model!r} has dimension {dimension[1]}, expected {spec.dimension}: "
-                    "`memvault reindex` builds another"
-                )
+            metric = re.search(r"distance_metric=(\w+)", declared)
+            self._require(spec, "the metric", metric[1] if metric else "l2", "cosine")
+            self._require(spec, "dimension", int(dimension[1]) if dimension else None, spec.dimension)
         self._spec = spec
         return declared is not None
 
     def exists(self, connection: Connection) -> bool:
-        return _declared(connection, _name(self._opened())) is not None
+        return _declared(connection, table_name(self._opened())) is not None
 
     def create(self) -> None:
         spec = self._opened()
-        name = _name(spec)
+        name = table_name(spec)
         with self._writing(None, "be created") as connection:  # no other write is under way in this file
             if _declared(connection, name) is not None:
                 return
@@ -95,7 +92,7 @@ class SqliteVecIndex(InDatabase):
         unique = {record.id: record for record in records}
         if not unique:
             return
-        name = _name(self._opened())
+        name = table_name(self._opened())
         with self._writing(connection, "be written") as own:
             _delete(own, name, unique)  # vec0 knows no INSERT OR REPLACE
             own.exec_driver_sql(
@@ -108,7 +105,7 @@ class SqliteVecIndex(InDatabase):
 
     def delete(self, ids: Sequence[str], connection: Connection | None = None) -> None:
         if ids:
-            name = _name(self._opened())
+            name = table_name(self._opened())
             with self._writing(connection, "be deleted from") as own:
                 _delete(own, name, ids)
 
@@ -121,7 +118,7 @@ class SqliteVecIndex(InDatabase):
         with self._reading(connection, "be searched") as own:
             if k > MAX_K:
                 return search_all(Unit(own, user_id), spec, self._chunks, vector, k, where)
-            found = _vectors(_name(spec))
+            found = _vectors(table_name(spec))
             nearest = select(found.c.chunk_id, found.c.distance).where(
                 found.c.embedding.op("MATCH")(np.asarray(vector, "<f4").tobytes()),
                 found.c.k == k,
@@ -129,11 +126,10 @@ class SqliteVecIndex(InDatabase):
             )
             if where is not EVERYTHING:
                 nearest = nearest.where(found.c.chunk_id.in_(self._matching(own, user_id, where)))
-            ranked = sorted((round(row.distance - 1.0, DECIMALS), row.chunk_id) for row in own.execute(nearest))
-        return [VectorMatch(chunk_id, min(1.0, max(-1.0, -negated))) for negated, chunk_id in ranked]
+            return ranked(own.execute(nearest))
 
     def scan(self, batch: int = 1000) -> Iterator[list[ScannedRecord]]:
-        found = _vectors(_name(self._opened()))
+        found = _vectors(table_name(self._opened()))
         with self._reading(None, "be listed") as connection:
             ids = list(connection.execute(select(found.c.chunk_id)).scalars())
         for some in batches(ids, batch):
@@ -153,22 +149,19 @@ class SqliteVecIndex(InDatabase):
                 yield records
 
     def count(self, user_id: str | None = None) -> int:
-        name = _name(self._opened())
+        name = table_name(self._opened())
         with self._reading(None, "be counted") as connection:
-            if user_id is None:
-                statement = text(f"SELECT count(*) FROM {name}")
-                return int(connection.execute(statement).scalar_one())
-            statement = text(f"SELECT count(*) FROM {name} WHERE user_id = :owner")
-            return int(connection.execute(statement, {"owner": user_id}).scalar_one())
+            return self._counted(connection, name, user_id)
 
     def purge(self) -> None:
-        name = _name(self._opened())
+        name = table_name(self._opened())
         with self._writing(None, "be removed") as connection:
             connection.exec_driver_sql(f"DROP TABLE IF EXISTS {name}")
 
     def _prepare(self, connection: Connection) -> None:
         if _LOADED in connection.info:
             return
+        require_sqlite_vec(connection.engine)  # a Session's engine need not be the one that the index was made for
         import sqlite_vec
 
         driver_connection: Any = connection.connection.driver_connection
@@ -178,10 +171,6 @@ class SqliteVecIndex(InDatabase):
         finally:
             driver_connection.enable_load_extension(False)
         connection.info[_LOADED] = True
-
-
-def _name(spec: IndexSpec) -> str:
-    return table_name("memvault_vec", spec.model)
 
 
 def _declared(connection: Connection, name: str) -> str | None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
-from sqlalchemy import Connection, Select, Table, select
+from sqlalchemy import Connection, Select, String, Table, column, func, select
+from sqlalchemy import table as named_table
 from sqlalchemy.exc import SQLAlchemyError
 
 from memvault.database.batches import batches
@@ -14,14 +16,22 @@ from memvault.database.transactions import Database
 from memvault.database.translate import database_errors
 from memvault.database.unit import Unit
 from memvault.database.where import compile_where
-from memvault.errors import StorageError, VectorIndexError
+from memvault.errors import IndexMismatchError, StorageError, VectorIndexError
 from memvault.filters import Filter
-from memvault.vectors.base import IndexSpec, RecordMetadata
+from memvault.vectors.base import DECIMALS, IndexSpec, RecordMetadata, VectorMatch
 
 
-def table_name(prefix: str, model: str) -> str:
-    """The name of the table with a model's vectors, so that two models' indexes can stand side by side."""
-    return f"{prefix}_{hashlib.sha256(model.encode()).hexdigest()[:12]}"
+def table_name(spec: IndexSpec) -> str:
+    """The name of the table with a vault's vectors by a model: two models' can stand side by side, and one that a
+    vault of before has left is never taken for this one's."""
+    digest = hashlib.sha256(f"{spec.vault_id}\n{spec.model}".encode()).hexdigest()
+    return f"memvault_vec_{digest[:12]}"
+
+
+def ranked(rows: Iterable[Any]) -> list[VectorMatch]:
+    """Rows with ``chunk_id`` and ``distance``, which is 1 minus the cosine, as every index answers them."""
+    pairs = sorted((round(row.distance - 1.0, DECIMALS), row.chunk_id) for row in rows)
+    return [VectorMatch(chunk_id, min(1.0, max(-1.0, -negated))) for negated, chunk_id in pairs]
 
 
 @contextmanager
@@ -81,6 +91,21 @@ class InDatabase:
         if self._spec is None:
             raise VectorIndexError(f"the {self.location} index is not open")
         return self._spec
+
+    def _require(self, spec: IndexSpec, what: str, found: object, expected: object) -> None:
+        """Raise IndexMismatchError where what is there is not what the vault's index has to be."""
+        if found != expected:
+            raise IndexMismatchError(
+                f"the {self.location} index of {spec.model!r} has {what} {found}, expected {expected}: "
+                "`memvault reindex` builds another"
+            )
+
+    def _counted(self, connection: Connection, name: str, user_id: str | None, schema: str | None = None) -> int:
+        vectors = named_table(name, column("user_id", String), schema=schema)
+        statement = select(func.count()).select_from(vectors)
+        if user_id is not None:
+            statement = statement.where(vectors.c.user_id == user_id)
+        return connection.execute(statement).scalar_one()
 
     def _matching(self, connection: Connection, user_id: str, where: Filter) -> Select[tuple[str]]:
         """The ids of the user's chunks under a filter, to be selected from within the k-NN query."""

@@ -14,26 +14,33 @@ from memvault.database.engine import create_engine
 from memvault.vectors.exact import ExactIndex
 from memvault.vectors.pgvector import PgVectorIndex
 from memvault.vectors.sqlite_vec import SqliteVecIndex
+from tests.support import unavailable
 from tests.vectors.chroma_servers import ChromaServer
 from tests.vectors.worlds import ChromaServerWorld, ChromaWorld, IndexWorld, SqlWorld
+
+STDLIB_LOADS = hasattr(sqlite3.Connection, "enable_load_extension")
+"""Whether this Python's own SQLite takes extensions. Where not, `test_sqlite_vec` finds a Python whose does."""
 
 WORLDS = (
     "exact-sqlite",
     "exact-postgres",
     "chroma",
     "chroma-server",
+    *(["sqlite-vec-stdlib"] if STDLIB_LOADS else []),
     "sqlite-vec-pysqlite3",
     "sqlite-vec-sqlean",
     "pgvector",
 )
 
 
-def sqlite_drivers() -> dict[str, ModuleType]:
-    """The SQLite libraries of this interpreter that can load extensions, by name."""
-    drivers = {"stdlib": sqlite3}
-    for name in ("pysqlite3", "sqlean"):
-        drivers[name] = importlib.import_module(f"{name}.dbapi2")
-    return {name: driver for name, driver in drivers.items() if hasattr(driver.Connection, "enable_load_extension")}
+def sqlite_driver(name: str) -> ModuleType:
+    """A SQLite library that can load extensions."""
+    if name == "stdlib":
+        return sqlite3
+    try:
+        return importlib.import_module(f"{name}.dbapi2")
+    except ImportError as error:
+        unavailable(f"there is no {name} for this Python: {error}")
 
 
 @pytest.fixture(scope="session")
@@ -61,7 +68,7 @@ def index_world(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Inde
             world = SqlWorld(create_engine(request.getfixturevalue("postgres_url")), PgVectorIndex)
         case ["sqlite-vec", driver]:
             url = f"sqlite:///{request.getfixturevalue('vault_path')}"
-            world = SqlWorld(create_engine(url, module=sqlite_drivers()[driver]), SqliteVecIndex)
+            world = SqlWorld(create_engine(url, module=sqlite_driver(driver)), SqliteVecIndex)
         case other:
             raise AssertionError(other)
     yield world
