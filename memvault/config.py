@@ -105,11 +105,10 @@ def _named_embedder(name: str | Path) -> Embedder | None:
         return StaticEmbedder()
     if name == NO_EMBEDDER:
         return None
-    text = str(name)
-    if isinstance(name, Path) or text.startswith(("sentence-transformers/", "/", "./", "../", "~")):
+    if isinstance(name, Path) or name.startswith(("sentence-transformers/", "/", "./", "../", "~")):
         from memvault.embedding.sentence_transformers import SentenceTransformerEmbedder
 
-        return SentenceTransformerEmbedder(text)
+        return SentenceTransformerEmbedder(name)
     raise ConfigurationError(
         f"embedder={name!r} is the name of no embedder; there are static, none, sentence-transformers/NAME, the path "
         "of a sentence-transformers model, or objects: an Embedder, a function from texts to vectors, an embedding "

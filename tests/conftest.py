@@ -17,6 +17,7 @@ from memvault.database import migrate
 from tests import postgres
 from tests.reused_postgres import Reused
 from tests.support import HashingEmbedder
+from tests.vectors.chroma_servers import ChromaServer
 
 BACKENDS = (
     ("sqlite", "exact"),
@@ -49,7 +50,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     asked = metafunc.fixturenames
     kept = {"vault_path": "sqlite", "postgres_url": "postgres"}
     named = {database for name, database in kept.items() if name in asked}
-    backends = [backend for backend in BACKENDS if not named or backend[0] in named]
+    every = getattr(metafunc.module, "BACKENDS", BACKENDS)
+    backends = [backend for backend in every if not named or backend[0] in named]
     if "index_name" in asked:
         ids = ["-".join(backend) for backend in backends]
         metafunc.parametrize(("database_name", "index_name"), backends, ids=ids, indirect=True)
@@ -66,9 +68,28 @@ def database_name(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def index_name(request: pytest.FixtureRequest, database_name: str) -> str:
-    """What `StorageLayer.open` calls the test's index."""
+    """The kind of the test's index."""
     name: str = request.param
     return name
+
+
+@pytest.fixture(scope="session")
+def chroma_server() -> Iterator[ChromaServer]:
+    """A Chroma server that tests share, each with a database of its own there."""
+    server = ChromaServer()
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def vectors(request: pytest.FixtureRequest, index_name: str, database_name: str, tmp_path: Path) -> str:
+    """What `StorageLayer.open` calls the test's index."""
+    if index_name == "chroma-server":
+        server: ChromaServer = request.getfixturevalue("chroma_server")
+        return server.new_url()
+    if index_name == "chroma" and database_name != "sqlite":  # no folder is beside a server
+        return f"chroma://{tmp_path}/chroma"
+    return index_name
 
 
 @pytest.fixture(scope="session")
@@ -136,8 +157,8 @@ def opened() -> Iterator[list[StorageLayer]]:
 
 
 @pytest.fixture
-def open_vault(database_url: str, index_name: str, opened: list[StorageLayer]) -> OpenVault:
-    return opener(database_url, index_name, opened)
+def open_vault(database_url: str, vectors: str, opened: list[StorageLayer]) -> OpenVault:
+    return opener(database_url, vectors, opened)
 
 
 @pytest.fixture

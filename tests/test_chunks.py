@@ -390,24 +390,6 @@ class TestAddMany:
         with refused(layer, ValidationError, "embedding", "2", "3"):
             layer.for_user("user_alice").chunks.add_many([*much, NewChunk("text", embedding=[1.0, 2.0, 3.0])])
 
-    def test_many_chunks_at_once_and_40_000_ids(self, bare_storage: StorageLayer, index_name: str) -> None:
-        # Embedded Chroma takes 5,461 records at once, and half a millisecond for each; pgvector's graph even more.
-        count = {"chroma": 6_000, "pgvector": 6_000}.get(index_name, 20_000)
-        alice = bare_storage.for_user("user_alice")
-        vectors = np.random.default_rng(7).normal(size=(count, 16)).astype(np.float32)
-        stored = alice.chunks.add_many(
-            NewChunk(f"text {number}", id=f"id {number:05}", embedding=vector) for number, vector in enumerate(vectors)
-        )
-        assert len(stored) == alice.chunks.count() == count
-        assert alice.sessions.list().items[0].memory_count == count
-        ids = [f"id {number:05}" for number in range(40_000)]
-        assert alice.chunks.get_many(ids) == stored
-        assert len(alice.chunks.list(F.id.in_(ids[:10_000]), limit=20_000).items) == min(count, 10_000)
-        assert [hit.chunk.id for hit in alice.search(embedding=vectors[7], k=1)] == ["id 00007"]
-        assert bare_storage.stats()["index_records"] == count
-        assert alice.chunks.delete_many(ids) == count
-        assert bare_storage.stats()["index_records"] == 0
-
 
 class TestTexts:
     """One policy on every entry point."""

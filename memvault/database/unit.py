@@ -62,6 +62,12 @@ def _plain(element: _Unindexed, compiler: SQLCompiler, **kw: Any) -> str:
     return compiler.process(element.column, **kw)
 
 
+@compiles(_Unindexed, "postgresql")
+def _appended(element: _Unindexed, compiler: SQLCompiler, **kw: Any) -> str:
+    # Before its first ANALYZE PostgreSQL would read all of the user's rows for each of the ids.
+    return f"({compiler.process(element.column, **kw)} || '')"
+
+
 @compiles(_Unindexed, "sqlite")
 def _plus(element: _Unindexed, compiler: SQLCompiler, **kw: Any) -> str:
     return f"+{compiler.process(element.column, **kw)}"

@@ -41,6 +41,7 @@ class EmbedderCalls:
         size = getattr(embedder, "batch_size", BATCH_SIZE)
         self._batch_size = size if isinstance(size, int) and size > 0 else BATCH_SIZE
         self._hung: set[threading.Thread] = set()
+        self._counting = threading.Lock()
 
     def documents(self, texts: Sequence[str], progress: Progress | None = None) -> Matrix:
         """(len(texts), dimension) float32 at unit norm."""
@@ -62,7 +63,8 @@ class EmbedderCalls:
     def dimension(self) -> int:
         """What the embedder says it is, for which it may have to load its model."""
         try:
-            answer: Any = self._within_time(lambda: self.embedder.dimension)()
+            loading_s = max(self._timeout_s, getattr(self.embedder, "loading_s", 0.0))
+            answer: Any = self._within_time(lambda: self.embedder.dimension, loading_s)()
         except (ConfigurationError, EmbeddingError):
             raise
         except Exception as exc:  # a foreign model may raise anything; whatever it was, it is chained
@@ -70,21 +72,20 @@ class EmbedderCalls:
                 f"the embedder {self.embedder.model!r} failed to tell its dimension: {type(exc).__name__}: "
                 f"{str(exc)[:200]}"
             ) from exc
-        if isinstance(answer, bool) or not isinstance(answer, int) or answer < 1:
+        if isinstance(answer, bool) or not isinstance(answer, int | np.integer) or answer < 1:
             raise ConfigurationError(f"the embedder's dimension must be an int of at least 1, got {shown(answer)}")
-        return answer
+        return int(answer)
 
-    def _within_time(self, call: Callable[..., T]) -> Callable[..., T]:
+    def _within_time(self, call: Callable[..., T], timeout_s: float | None = None) -> Callable[..., T]:
         """The call, on a thread that can be left behind: nothing else ends one that hangs."""
         if self.cheap:
             return call
+        limit = self._timeout_s if timeout_s is None else timeout_s
 
         def bounded(*arguments: Any) -> T:
-            hung = {thread for thread in self._hung if thread.is_alive()}
-            self._hung = hung
-            if len(hung) >= MAX_HUNG:
+            if (hung := self._hanging()) >= MAX_HUNG:
                 raise EmbeddingError(
-                    f"{len(hung)} calls of the embedder {self.embedder.model!r} hang; it is asked no more"
+                    f"{hung} calls of the embedder {self.embedder.model!r} hang; it is asked no more until one returns"
                 )
             outcome: queue.SimpleQueue[tuple[bool, Any]] = queue.SimpleQueue()
             context = contextvars.copy_context()
@@ -99,11 +100,11 @@ class EmbedderCalls:
             thread = threading.Thread(target=run, name="memvault-embedder", daemon=True)
             thread.start()
             try:
-                succeeded, value = outcome.get(timeout=self._timeout_s)
+                succeeded, value = outcome.get(timeout=limit)
             except queue.Empty:
-                self._hung = {*self._hung, thread}
+                self._hanging(thread)
                 raise EmbeddingError(
-                    f"the embedder {self.embedder.model!r} has not answered within {self._timeout_s:g} s; raise "
+                    f"the embedder {self.embedder.model!r} has not answered within {limit:g} s; raise "
                     "embed_timeout, or lower its batch_size"
                 ) from None
             if not succeeded:
@@ -112,3 +113,9 @@ class EmbedderCalls:
             return answer
 
         return bounded
+
+    def _hanging(self, *more: threading.Thread) -> int:
+        """How many calls hang, with these."""
+        with self._counting:
+            self._hung = {thread for thread in (*self._hung, *more) if thread.is_alive()}
+            return len(self._hung)

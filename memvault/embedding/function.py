@@ -70,7 +70,7 @@ def name_of(function: Callable[..., Any]) -> str:
     """The name that a function can be found by again. Raises ConfigurationError where it has none of its own."""
     module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", None)
     # A method's name does not say of which object it is, and with it of which model.
-    bound = getattr(function, "__self__", None) is not None and not inspect.isclass(function.__self__)
+    bound = inspect.ismethod(function) and not inspect.isclass(function.__self__)
     if not module or not name or "<" in name or module == "__main__" or bound:
         raise ConfigurationError(
             f"embedder={shown(function)} has no name that a vault could remember it by; give it one: "

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from sqlalchemy import ColumnElement, Connection, Double, Select, String, Table, bindparam, cast, select, text
 
-from memvault.database.base import OWNERS, SCHEMA
+from memvault.database.base import OWNERS
 from memvault.database.transactions import Database
 from memvault.embedding.base import Vector
 from memvault.errors import VectorIndexError
@@ -65,10 +65,11 @@ class PgVectorIndex(InDatabase):
             if own_table.exists(connection, table_name(spec)):
                 return
             own_table.require_extension(connection)
-            own_table.create(connection, table_name(spec), spec.dimension)
+            extension = self._found_extension(connection)
+            own_table.create(connection, table_name(spec), spec.dimension, extension)
             for records in own_table.held(connection, spec.model):
                 self._write(connection, spec, records)
-            own_table.create_indexes(connection, table_name(spec), spec.dimension)
+            own_table.create_indexes(connection, table_name(spec), spec.dimension, extension)
 
     def upsert(self, records: Sequence[VectorRecord], connection: Connection | None = None) -> None:
         unique = {record.id: record for record in records}
@@ -82,7 +83,7 @@ class PgVectorIndex(InDatabase):
         if ids:
             name = table_name(self._opened())
             with self._writing(connection, "be deleted from") as own:
-                place = own_table.qualified(own, name)
+                place = own_table.place_of(own, name)
                 own.execute(text(f"DELETE FROM {place} WHERE chunk_id = ANY(:ids)"), {"ids": list(ids)})
 
     def query(
@@ -109,7 +110,7 @@ class PgVectorIndex(InDatabase):
         while True:
             with self._reading(None, "be read") as connection:
                 page = text(
-                    f"SELECT chunk_id, user_id, embedding::real[] FROM {own_table.qualified(connection, name)} "
+                    f"SELECT chunk_id, user_id, embedding::real[] FROM {own_table.place_of(connection, name)} "
                     "WHERE chunk_id > :last ORDER BY chunk_id LIMIT :batch"
                 )
                 rows = connection.execute(page, {"last": last, "batch": batch}).all()
@@ -125,12 +126,12 @@ class PgVectorIndex(InDatabase):
     def count(self, user_id: str | None = None) -> int:
         name = table_name(self._opened())
         with self._reading(None, "be counted") as connection:
-            return self._counted(connection, name, user_id, SCHEMA)
+            return self._counted(connection, own_table.declared(name, self._found_extension(connection)), user_id)
 
     def purge(self) -> None:
         name = table_name(self._opened())
         with self._writing(None, "be removed") as connection:
-            connection.execute(text(f"DROP TABLE IF EXISTS {own_table.qualified(connection, name)}"))
+            connection.execute(text(f"DROP TABLE IF EXISTS {own_table.place_of(connection, name)}"))
 
     def _by_graph(self, connection: Connection, spec: IndexSpec, user_id: str) -> bool:
         if spec.dimension > own_table.MAX_HNSW_DIMENSION:
@@ -163,9 +164,10 @@ class PgVectorIndex(InDatabase):
         return statement.order_by(distance).limit(k)
 
     def _write(self, connection: Connection, spec: IndexSpec, rows: Sequence[tuple[str, str, Vector]]) -> None:
+        extension = self._found_extension(connection)
         statement = text(
-            f"INSERT INTO {own_table.qualified(connection, table_name(spec))} (chunk_id, user_id, embedding) "
-            f"VALUES (:id, :owner, CAST(:vector AS {self._found_extension(connection)}.vector)) "
+            f"INSERT INTO {own_table.place_of(connection, table_name(spec))} (chunk_id, user_id, embedding) "
+            f"VALUES (:id, :owner, CAST(:vector AS {own_table.in_text(extension)}.vector)) "
             "ON CONFLICT (chunk_id) DO UPDATE SET user_id = excluded.user_id, embedding = excluded.embedding"
         )
         connection.execute(

@@ -12,6 +12,7 @@ from sqlalchemy.types import UserDefinedType
 
 from memvault.database.base import OWNERS, SCHEMA, identifier
 from memvault.database.engine import schema_of
+from memvault.database.migration_locks import quoted
 from memvault.database.postgres import BINARY, INSUFFICIENT_PRIVILEGE, sqlstate
 from memvault.embedding.base import Vector
 from memvault.errors import VectorIndexError
@@ -33,7 +34,7 @@ class VectorType(UserDefinedType[Any]):
         self.schema = schema
 
     def get_col_spec(self, **_: Any) -> str:
-        return f"{self.schema}.vector"
+        return f"{self.schema}.vector".replace("%", "%%")  # SQLAlchemy does that to all but types
 
 
 @lru_cache(maxsize=64)
@@ -48,10 +49,19 @@ def declared(name: str, extension: str) -> Table:
 
 
 def qualified(connection: Connection, name: str) -> str:
-    """The table's name with the schema that our tables are in, quoted."""
-    quote = connection.dialect.identifier_preparer.quote_identifier
+    """A table's name with the schema that our tables are in, quoted, as a value."""
     schema = schema_of(connection) or connection.dialect.default_schema_name
-    return f"{quote(schema)}.{quote(name)}" if schema else quote(name)
+    return ".".join(quoted(part) for part in (schema, name) if part)
+
+
+def in_text(quoted: str) -> str:
+    """A quoted name as a part of `sqlalchemy.text`, which takes a colon for a parameter."""
+    return quoted.replace(":", "\\:")
+
+
+def place_of(connection: Connection, name: str) -> str:
+    """As `qualified`, within `sqlalchemy.text`."""
+    return in_text(qualified(connection, name))
 
 
 def exists(connection: Connection, name: str) -> bool:
@@ -77,7 +87,7 @@ def metrics(connection: Connection, name: str) -> set[str]:
 
 def keep_writers_out(connection: Connection) -> None:
     """Until the transaction ends: every write locks its owner's row first, which this mode conflicts with."""
-    connection.execute(text(f"LOCK TABLE {qualified(connection, OWNERS.name)} IN EXCLUSIVE MODE"))
+    connection.execute(text(f"LOCK TABLE {place_of(connection, OWNERS.name)} IN EXCLUSIVE MODE"))
 
 
 def extension_schema(connection: Connection) -> str | None:
@@ -96,9 +106,10 @@ def require_extension(connection: Connection) -> None:
         return
     available = text("SELECT 1 FROM pg_available_extensions WHERE name = 'vector'")
     if connection.execute(available).first() is None:
+        major = (connection.dialect.server_version_info or ("NN",))[0]
         raise VectorIndexError(
             "the PostgreSQL server has no pgvector. An administrator must install it there (the package "
-            f"postgresql-NN-pgvector on Debian and Ubuntu), then {advice(connection)}"
+            f"postgresql-{major}-pgvector on Debian and Ubuntu), then {advice(connection)}"
         )
     try:
         with connection.begin_nested():
@@ -119,23 +130,23 @@ def advice(connection: Connection) -> str:
     return f"an administrator must run, in the database {database!r}: CREATE EXTENSION vector"
 
 
-def create(connection: Connection, name: str, size: int) -> None:
+def create(connection: Connection, name: str, size: int, extension: str) -> None:
     connection.execute(
         text(
-            f"CREATE TABLE {qualified(connection, name)} ("
+            f"CREATE TABLE {place_of(connection, name)} ("
             'chunk_id varchar(255) COLLATE "C" PRIMARY KEY, user_id varchar(255) COLLATE "C" NOT NULL, '
-            f"embedding {extension_schema(connection)}.vector({size}) NOT NULL)"
+            f"embedding {in_text(extension)}.vector({size}) NOT NULL)"
         )
     )
 
 
-def create_indexes(connection: Connection, name: str, size: int) -> None:
+def create_indexes(connection: Connection, name: str, size: int, extension: str) -> None:
     """After the table was filled, which is several times faster than before."""
-    place = qualified(connection, name)
+    place = place_of(connection, name)
     connection.execute(text(f"CREATE INDEX {name}_user ON {place} (user_id)"))
     if size <= MAX_HNSW_DIMENSION:
         connection.execute(
-            text(f"CREATE INDEX {name}_hnsw ON {place} USING hnsw (embedding {extension_schema(connection)}.{METRIC})")
+            text(f"CREATE INDEX {name}_hnsw ON {place} USING hnsw (embedding {in_text(extension)}.{METRIC})")
         )
     connection.execute(text(f"ANALYZE {place}"))  # else the first searches are planned as if it were empty
 

@@ -151,7 +151,7 @@ class SqliteVecIndex(InDatabase):
     def count(self, user_id: str | None = None) -> int:
         name = table_name(self._opened())
         with self._reading(None, "be counted") as connection:
-            return self._counted(connection, name, user_id)
+            return self._counted(connection, _vectors(name), user_id)
 
     def purge(self) -> None:
         name = table_name(self._opened())

@@ -7,8 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from sqlalchemy import Connection, Select, String, Table, column, func, select
-from sqlalchemy import table as named_table
+from sqlalchemy import Connection, FromClause, Select, Table, func, select
 from sqlalchemy.exc import SQLAlchemyError
 
 from memvault.database.batches import batches
@@ -100,8 +99,7 @@ class InDatabase:
                 "`memvault reindex` builds another"
             )
 
-    def _counted(self, connection: Connection, name: str, user_id: str | None, schema: str | None = None) -> int:
-        vectors = named_table(name, column("user_id", String), schema=schema)
+    def _counted(self, connection: Connection, vectors: FromClause, user_id: str | None) -> int:
         statement = select(func.count()).select_from(vectors)
         if user_id is not None:
             statement = statement.where(vectors.c.user_id == user_id)

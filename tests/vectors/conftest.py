@@ -15,7 +15,6 @@ from memvault.vectors.exact import ExactIndex
 from memvault.vectors.pgvector import PgVectorIndex
 from memvault.vectors.sqlite_vec import SqliteVecIndex
 from tests.support import unavailable
-from tests.vectors.chroma_servers import ChromaServer
 from tests.vectors.worlds import ChromaServerWorld, ChromaWorld, IndexWorld, SqlWorld
 
 STDLIB_LOADS = hasattr(sqlite3.Connection, "enable_load_extension")
@@ -41,14 +40,6 @@ def sqlite_driver(name: str) -> ModuleType:
         return importlib.import_module(f"{name}.dbapi2")
     except ImportError as error:
         unavailable(f"there is no {name} for this Python: {error}")
-
-
-@pytest.fixture(scope="session")
-def chroma_server() -> Iterator[ChromaServer]:
-    """A Chroma server that tests share, each with a database of its own there."""
-    server = ChromaServer()
-    yield server
-    server.close()
 
 
 @pytest.fixture(params=WORLDS)

@@ -164,7 +164,9 @@ class ChromaServerWorld(IndexWorld):
 class SqlWorld(IndexWorld):
     """An index in the database: chunks and vectors are written there first, by the function that the stores use."""
 
-    def __init__(self, engine: Engine, make: Callable[[Database, Table], VectorIndex]) -> None:
+    def __init__(
+        self, engine: Engine, make: Callable[[Database, Table], VectorIndex], *, spec: IndexSpec = SPEC
+    ) -> None:
         super().__init__()
         self.engine = engine
         self.database = Database(engine)
@@ -172,12 +174,12 @@ class SqlWorld(IndexWorld):
         with self.database.writing() as connection:
             connection.execute(
                 insert(INDEXES).values(
-                    spec="tests", model=SPEC.model, dimension=SPEC.dimension, transactional=True, state="live",
+                    spec="tests", model=spec.model, dimension=spec.dimension, transactional=True, state="live",
                     created_at=NOON,
                 )
             )  # fmt: skip
         self.index: VectorIndex = self.fresh()
-        self.index.open(SPEC)
+        self.index.open(spec)
         self.index.create()
 
     def fill(self, records: Sequence[VectorRecord]) -> None:
@@ -198,16 +200,15 @@ class SqlWorld(IndexWorld):
             with self.database.writing() as connection:
                 unit = Unit(connection, user_id)
                 unit.lock_owner()
-                unit.insert_new(SESSIONS, [_session(id) for id in {record.metadata.session_id for record in theirs}])
-                _upsert_chunks(connection, theirs)
-                canonical.apply(
-                    unit,
-                    put=[
-                        canonical.ChunkVector(record.id, hash_content(record.document), record.vector)
-                        for record in theirs
-                    ],
-                )
-                unit.save_owner()
+                self.write(unit, theirs)
+
+    def write(self, unit: Unit, records: Sequence[VectorRecord]) -> None:
+        """Write chunks and vectors of the unit's user, and no index."""
+        unit.insert_new(SESSIONS, [_session(id) for id in {record.metadata.session_id for record in records}])
+        _upsert_chunks(unit.connection, records)
+        vectors = [canonical.ChunkVector(record.id, hash_content(record.document), record.vector) for record in records]
+        canonical.apply(unit, put=vectors)
+        unit.save_owner()
 
     def before_remove(self, ids: Sequence[str]) -> None:
         for user_id, theirs in by_user(self.records[id] for id in set(ids) & set(self.records)):
