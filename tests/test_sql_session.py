@@ -295,3 +295,16 @@ def test_no_connection_stays_checked_out(host: StorageLayer) -> None:
                 alice.chunks.add("text", session_id="sess_none")
             alice.search("nothing")
     assert host.engine.pool.checkedout() == 0  # type: ignore[attr-defined]  # a QueuePool
+
+
+def test_a_write_beside_an_open_session_is_refused_at_once(vault_path: Path, open_vault: OpenVault) -> None:
+    storage = open_vault()
+    with Session(storage.engine) as session:
+        storage.for_user("user_alice", sql_session=session).chunks.add("likes tea")
+        for _ in range(2):
+            with pytest.raises(ConfigurationError, match="sql_session"):
+                storage.for_user("user_bob").chunks.add("would wait for ever")
+        session.commit()
+        storage.for_user("user_bob").chunks.add("his")
+    storage.sync()
+    assert contents(storage, "user_bob") == ["his"]

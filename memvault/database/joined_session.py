@@ -77,6 +77,8 @@ class SessionTransactions:
         with database_errors():
             connection = session.connection(bind_arguments={"mapper": Owner})
         translate_on(connection, self._database.schema_name)
+        if not connection.get_execution_options().get(READ_ONLY):
+            self._database.joined_by(session)
         return Unit(connection, self.user_id)
 
     def _require_bound(self) -> None:

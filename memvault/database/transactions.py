@@ -5,11 +5,13 @@ from __future__ import annotations
 import random
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol, TypeVar
 
 from sqlalchemy import Connection, Engine
+from sqlalchemy.orm import Session
 
 from memvault.database import postgres
 from memvault.database.engine import READ_ONLY, in_schema, schema_of
@@ -59,6 +61,8 @@ class Database:
         self.closed = False
         self._writing: set[int] = set()
         """Threads that began a write; whoever ends it, on whichever thread, takes them out."""
+        self._joined: dict[int, weakref.ref[Session]] = {}
+        """Threads that wrote through a Session of theirs, which may still hold the lock of a SQLite file."""
 
     @contextmanager
     def reading(self) -> Iterator[Connection]:
@@ -75,12 +79,27 @@ class Database:
                 "a transaction is open in this thread, and a second one would wait for it for ever: write through the "
                 "handle that transaction() gave, or end it first"
             )
+        if (joined := self._joined.pop(thread, None)) is not None:
+            self._refuse_waiting_for(joined())
         with self._connection(read_only=False) as connection:
             self._writing.add(thread)
             try:
                 yield connection
             finally:
                 self._writing.discard(thread)
+
+    def joined_by(self, session: Session) -> None:
+        """Note that this thread's Session is in a transaction that may write."""
+        if self.engine.dialect.name == "sqlite":
+            self._joined[threading.get_ident()] = weakref.ref(session)
+
+    def _refuse_waiting_for(self, session: Session | None) -> None:
+        if session is not None and session.in_transaction():
+            self.joined_by(session)
+            raise ConfigurationError(
+                "an sql_session of this thread is in a transaction, and holds the database's write lock; write through "
+                "the handle of for_user(…, sql_session=…), or commit or roll it back first"
+            )
 
     @contextmanager
     def _connection(self, *, read_only: bool) -> Iterator[Connection]:

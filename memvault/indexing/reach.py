@@ -17,7 +17,7 @@ from sqlalchemy import Connection, update
 from memvault.database.transactions import Database
 from memvault.errors import ConfigurationError, IndexMismatchError, IndexOwnershipError, VectorIndexError
 from memvault.indexing.vault import Vault
-from memvault.vectors.base import IndexSpec, TransactionalIndex, VectorIndex
+from memvault.vectors.base import IndexSpec, TransactionalIndex, VectorIndex, is_exclusive
 from memvault.vectors.canonical import mark_all
 from memvault.vectors.outbox import INDEXES, LiveIndex, live_index
 
@@ -67,7 +67,7 @@ class IndexReach:
     @property
     def owner_pid(self) -> int | None:
         """The process that owns an embedded index: this one, or another where it is known."""
-        if self._opened and not self._row.transactional:
+        if self._opened and is_exclusive(self.index):
             return os.getpid()
         return self.last_error.owner_pid if isinstance(self.last_error, IndexOwnershipError) else None
 
