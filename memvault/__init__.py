@@ -1,6 +1,9 @@
 """Agent memory on SQL, with a pluggable vector index."""
 
 from memvault.database.engine import create_engine
+from memvault.embedding.chroma_function import ChromaFunctionEmbedder
+from memvault.embedding.function import FunctionEmbedder
+from memvault.embedding.sentence_transformers import SentenceTransformerEmbedder
 from memvault.errors import (
     ConfigurationError,
     ConflictError,
@@ -32,12 +35,14 @@ from memvault.values import (
 )
 
 __all__ = [
+    "ChromaFunctionEmbedder",
     "Chunk",
     "ConfigurationError",
     "ConflictError",
     "EmbeddingError",
     "ErasureReport",
     "F",
+    "FunctionEmbedder",
     "Hit",
     "ImportReport",
     "IndexMismatchError",
@@ -51,6 +56,7 @@ __all__ = [
     "Page",
     "Preference",
     "SchemaError",
+    "SentenceTransformerEmbedder",
     "StorageError",
     "StorageLayer",
     "SyncReport",

@@ -190,7 +190,7 @@ class TestVectors:
 
     def test_sparse_ones_are_refused(self) -> None:
         with pytest.raises(ConfigurationError, match="one vector for each text"):
-            ChromaFunctionEmbedder(Sparse()).dimension  # noqa: B018  # a property that asks
+            ChromaFunctionEmbedder(Sparse())
 
     @pytest.mark.parametrize("batch_size", [0, -1, True, "32", 1.5])
     def test_batch_size_is_checked(self, batch_size: Any) -> None:

@@ -31,6 +31,7 @@ from memvault.memory.sessions import SessionStore
 from memvault.operations.jobs import JobStore
 from memvault.vectors.base import IndexSpec, VectorIndex
 from memvault.vectors.exact import ExactIndex
+from memvault.vectors.sqlite_vec import SqliteVecIndex
 from tests.sql_audit import Leak, owners_bound
 from tests.support import HashingEmbedder, ListIndex, rows_of
 
@@ -45,8 +46,12 @@ CROSS_OWNER = {
     "memvault.vectors.exact:ExactIndex.open": "the dimension is one for all",
     "memvault.vectors.exact:ExactIndex.scan": "the doctor compares all of SQL with all of the index",
     "memvault.vectors.exact:ExactIndex.count": "the vault's vectors are counted, where no user is named",
+    "memvault.vectors.sqlite_vec:SqliteVecIndex.create": "an index in the database begins with every vector",
+    "memvault.vectors.within:InDatabase._metadata": "the doctor compares all of SQL with all of the index",
 }
 """Functions that reach the rows of several users, and why they may. What these themselves send is not audited."""
+
+OF_SQLITE_VEC = {name for name in CROSS_OWNER if "sqlite_vec" in name or "within" in name}
 
 OWNED = {table.name for table in owned_tables()}
 PACKAGE = Path(memvault.__file__).parent
@@ -254,7 +259,11 @@ def exercise_vault(audit: OwnerAudit, layer: StorageLayer, exact: StorageLayer) 
         assert layer.sync().owed == 0
         assert layer.import_user([json.dumps({"user_id": name, "content": "same"}) for name in (ALICE, BOB)]).users == 2
         layer.health()
-        layer.stats()
+        if layer.stats()["index"] == "sqlite-vec":
+            inside = SqliteVecIndex(Database(layer.engine), CHUNKS)
+            inside.open(IndexSpec(layer.vault_id, embedder.model, embedder.dimension))
+            assert inside.count() == sum(len(batch) for batch in inside.scan(5)) == layer.stats()["vectors"]
+        assert layer.create_index() is False
 
 
 @contextmanager
@@ -284,7 +293,7 @@ def watched(path: Path, vectors: VectorIndex | str) -> Iterator[tuple[OwnerAudit
 
 def public_methods() -> set[str]:
     """All that a caller may call and that sends SQL."""
-    without_sql = {"for_user", "embed", "close", "transaction", "user_ids", "from_env"}  # or not while they run
+    without_sql = {"for_user", "embed", "close", "transaction", "user_ids", "from_env", "create_index"}  # or not always
     classes = (StorageLayer, UserMemory, ChunkStore, SessionStore, ProceduralStore, JobStore)
     return {
         member.__qualname__
@@ -294,7 +303,7 @@ def public_methods() -> set[str]:
     }
 
 
-@pytest.mark.parametrize("vectors", ["chroma", "exact", pytest.param(ListIndex(), id="list")])
+@pytest.mark.parametrize("vectors", ["chroma", "exact", "sqlite-vec", pytest.param(ListIndex(), id="list")])
 def test_every_statement_carries_the_owner(tmp_path: Path, vectors: VectorIndex | str) -> None:
     with watched(tmp_path / "memvault.db", vectors) as (audit, layer, exact):
         others = rows_of(layer, BOB, CAROL)
@@ -307,8 +316,9 @@ def test_every_statement_carries_the_owner(tmp_path: Path, vectors: VectorIndex 
     assert audit.statements > 1000
     assert public_methods() - audit.callers == set()
     stale = CROSS_OWNER.keys() - audit.cross_owner
-    # An index that lives in SQL is never new.
-    assert stale == ({"memvault.vectors.canonical:mark_all"} if vectors == "exact" else set())
+    # An index that lives in SQL is never owed everything.
+    unused = {"memvault.vectors.canonical:mark_all"} if vectors in ("exact", "sqlite-vec") else set()
+    assert stale == unused | (set() if vectors == "sqlite-vec" else OF_SQLITE_VEC)
 
 
 # The product with a predicate taken out: the audit has to fail.
@@ -354,8 +364,10 @@ def without_owner(applies: Callable[[FrameType, bool], bool]) -> Callable[..., C
 OWNER_IS = unit_module.owner_is
 
 
-def expect_a_leak(tmp_path: Path, break_the_product: Callable[[], None]) -> None:
-    with watched(tmp_path / "memvault.db", ListIndex()) as (audit, layer, exact):
+def expect_a_leak(
+    tmp_path: Path, break_the_product: Callable[[], None], vectors: VectorIndex | str | None = None
+) -> None:
+    with watched(tmp_path / "memvault.db", vectors or ListIndex()) as (audit, layer, exact):
         break_the_product()
         with pytest.raises(Leak):
             exercise_vault(audit, layer, exact)
@@ -386,7 +398,8 @@ def test_one_statement_without_its_owner_is_noticed(
         assert caller is not None
         return caller.f_code.co_filename == str(site.file) and caller.f_lineno in site.lines
 
-    expect_a_leak(tmp_path, lambda: monkeypatch.setattr(unit_module, "owner_is", without_owner(applies)))
+    vectors = "sqlite-vec" if site.file.stem in ("within", "sqlite_vec") else None
+    expect_a_leak(tmp_path, lambda: monkeypatch.setattr(unit_module, "owner_is", without_owner(applies)), vectors)
 
 
 @pytest.mark.parametrize("method", ["insert", "insert_new"])

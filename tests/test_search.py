@@ -125,6 +125,15 @@ class TestAgainstBruteForce:
             assert {hit.chunk.id for hit in hits} == few.vectors.keys()
             assert_nearest(hits, few.vectors, query, 50)
 
+    def test_chunks_without_a_vector_hide_no_others(self, layer: StorageLayer, memories: Memories) -> None:
+        alice = layer.for_user("alice")
+        alice.chunks.add("a rule", memory_type="procedural")
+        alice.chunks.add("has no vector")
+        query = unit_vectors(1, DIMENSION, 20)[0]
+        for where in (None, F.importance >= 0, F.content != "elsewhere"):
+            found = alice.search(embedding=query, where=where, k=5)
+            assert_nearest(found, memories.passing(EVERYTHING), query, 5)
+
     def test_min_similarity(self, layer: StorageLayer, memories: Memories) -> None:
         alice = layer.for_user("alice")
         query = unit_vectors(1, DIMENSION, 21)[0]

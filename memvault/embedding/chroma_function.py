@@ -73,7 +73,7 @@ class ChromaFunctionEmbedder(FunctionEmbedder):
             )
         if any(each.__name__ == "SparseEmbeddingFunction" for each in type(function).__mro__):
             raise ConfigurationError(
-                f"{_class_of(function)} makes sparse vectors; a vault needs one vector for each text, all of one dimension"
+                f"{_class_of(function)} makes sparse vectors; a vault needs one vector for each text, of one dimension"
             )
         self._chroma_function = function
         local = any(each.__name__ in _LOCAL for each in type(function).__mro__)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from sqlalchemy import ColumnElement, Select, bindparam, delete, or_, select, update
+from sqlalchemy import ColumnElement, Connection, Select, bindparam, delete, or_, select, update
 
 from memvault.database.batches import batches
 from memvault.database.transactions import Database
@@ -96,11 +96,17 @@ class Debts:
                         settled = settled.where(OUTBOX.c.lease_token == token)
                     connection.execute(settled)
             if token is not None:
-                for some in batches([debt.chunk_id for debt in debts]):
-                    held = update(OUTBOX).where(
-                        self._of_index, OUTBOX.c.chunk_id.in_(some), OUTBOX.c.lease_token == token
-                    )
-                    connection.execute(held.values(lease_token=None, leased_until=None))
+                self._let_go(connection, debts, token)
+
+    def let_go(self, debts: Sequence[Debt], token: str) -> None:
+        """End a claim: the debts were not paid, or not for the last time."""
+        with self._database.writing() as connection:
+            self._let_go(connection, debts, token)
+
+    def _let_go(self, connection: Connection, debts: Sequence[Debt], token: str) -> None:
+        for some in batches(sorted(debt.chunk_id for debt in debts)):
+            held = update(OUTBOX).where(self._of_index, OUTBOX.c.chunk_id.in_(some), OUTBOX.c.lease_token == token)
+            connection.execute(held.values(lease_token=None, leased_until=None))
 
     def put_off(self, debts: Sequence[Debt], error: VectorIndexError) -> None:
         """Note a failed payment, let go, and wait longer with each before the next."""

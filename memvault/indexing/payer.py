@@ -89,15 +89,19 @@ class Payer:
             debts = self._debts.claim(debts, token)
         if not debts:
             return 0
-        records = {record.id: record for record in self._committed(debts)}
         asked_at = time.monotonic()
         try:
+            records = {record.id: record for record in self._committed(debts)}
             index.upsert(list(records.values()))
             index.delete([debt.chunk_id for debt in debts if debt.chunk_id not in records])
         except VectorIndexError as exc:
             self._reach.lost(exc, time.monotonic() - asked_at)
             self._debts.put_off(debts, exc)
             return None
+        except BaseException:
+            if token is not None:
+                self._debts.let_go(debts, token)  # rather than have them wait for the claim's end
+            raise
         self._reach.works()
         if token is not None and time.monotonic() - claimed_at > LEASE_S:
             self._debts.owe_again(debts)  # somebody else may have written a newer state before ours

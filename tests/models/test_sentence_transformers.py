@@ -15,16 +15,15 @@ import numpy as np
 import pytest
 from sentence_transformers import SentenceTransformer
 
-from memvault import ConfigurationError, IndexMismatchError, StorageLayer
+from memvault import ConfigurationError, IndexMismatchError
 from memvault.embedding.base import Matrix, embed_checked
 from memvault.embedding.sentence_transformers import SentenceTransformerEmbedder
 from tests.conftest import OpenVault
 from tests.models.conftest import NAME
+from tests.models.support import assert_same
 from tests.support import refused
 
 TEXTS = ["The cat sat on the mat", "Interest rates went up again", "She plays the violin", "x", "🙂", "word " * 1000]
-
-CLOSE = {"atol": 1e-5}
 
 
 @pytest.fixture(scope="module")
@@ -44,11 +43,8 @@ class TestVectors:
         assert mini.dimension == 384
         for embed in (mini.embed_documents, mini.embed_queries):
             vectors = embed(TEXTS)
-            assert vectors.dtype == np.float32
-            assert vectors.shape == (len(TEXTS), 384)
-            np.testing.assert_allclose(np.linalg.norm(vectors.astype(np.float64), axis=1), 1, **CLOSE)
-            np.testing.assert_allclose(vectors, expected, **CLOSE)
-            np.testing.assert_allclose(embed_checked(embed, TEXTS, mini), expected, **CLOSE)
+            assert_same(vectors, expected)
+            assert_same(embed_checked(embed, TEXTS, mini), expected)
 
     def test_of_no_texts(self, mini: SentenceTransformerEmbedder) -> None:
         assert mini.embed_documents([]).shape == (0, 384)
@@ -69,7 +65,7 @@ class TestVectors:
         monkeypatch.setattr(SentenceTransformer, "forward", noting)
         vectors = embedder.embed_documents(TEXTS)
         assert sizes == [2, 2, 2]
-        np.testing.assert_allclose(vectors, by_library(library, TEXTS), **CLOSE)
+        assert_same(vectors, by_library(library, TEXTS))
 
     def test_from_many_threads(self, folder: Path, library: SentenceTransformer) -> None:
         fresh = SentenceTransformerEmbedder(folder, device="cpu")  # so that they race to load it, too
@@ -82,7 +78,19 @@ class TestVectors:
 
         with ThreadPoolExecutor(8) as pool:
             for some, vectors in zip(texts, pool.map(embed, texts), strict=True):
-                np.testing.assert_allclose(vectors, by_library(library, [*some, *some]), **CLOSE)
+                assert_same(vectors, by_library(library, [*some, *some]))
+
+
+@pytest.fixture(scope="module")
+def prompting(library: SentenceTransformer, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of the same model, saved with prompts of its own."""
+    path = tmp_path_factory.mktemp("prompting")
+    before = library.prompts, library.default_prompt_name
+    library.prompts = {"query": "own query: ", "document": "own passage: ", "other": "other: "}
+    library.default_prompt_name = "other"
+    library.save(str(path))
+    library.prompts, library.default_prompt_name = before
+    return path
 
 
 class TestPrompts:
@@ -92,31 +100,20 @@ class TestPrompts:
         )
         for embed, prompt in ((embedder.embed_queries, "query: "), (embedder.embed_documents, "passage: ")):
             vectors = embed(["a violin"])
-            np.testing.assert_allclose(vectors, by_library(library, [f"{prompt}a violin"]), **CLOSE)
-            assert not np.allclose(vectors, by_library(library, ["a violin"]), **CLOSE)
-
-    @pytest.fixture(scope="class")
-    def prompting(self, library: SentenceTransformer, tmp_path_factory: pytest.TempPathFactory) -> Path:
-        """A folder of the same model, saved with prompts of its own."""
-        path = tmp_path_factory.mktemp("prompting")
-        before = library.prompts, library.default_prompt_name
-        library.prompts = {"query": "own query: ", "document": "own passage: ", "other": "other: "}
-        library.default_prompt_name = "other"
-        library.save(str(path))
-        library.prompts, library.default_prompt_name = before
-        return path
+            assert_same(vectors, by_library(library, [f"{prompt}a violin"]))
+            assert not np.allclose(vectors, by_library(library, ["a violin"]), atol=1e-3)
 
     def test_of_the_model_are_used(self, prompting: Path, library: SentenceTransformer) -> None:
         embedder = SentenceTransformerEmbedder(prompting, device="cpu")
         queries, documents = embedder.embed_queries(["a violin"]), embedder.embed_documents(["a violin"])
-        np.testing.assert_allclose(queries, by_library(library, ["own query: a violin"]), **CLOSE)
-        np.testing.assert_allclose(documents, by_library(library, ["own passage: a violin"]), **CLOSE)
+        assert_same(queries, by_library(library, ["own query: a violin"]))
+        assert_same(documents, by_library(library, ["own passage: a violin"]))
 
     def test_of_the_model_give_way(self, prompting: Path, library: SentenceTransformer) -> None:
         embedder = SentenceTransformerEmbedder(prompting, query_prompt="", document_prompt="mine: ", device="cpu")
         queries, documents = embedder.embed_queries(["a violin"]), embedder.embed_documents(["a violin"])
-        np.testing.assert_allclose(queries, by_library(library, ["a violin"]), **CLOSE)
-        np.testing.assert_allclose(documents, by_library(library, ["mine: a violin"]), **CLOSE)
+        assert_same(queries, by_library(library, ["a violin"]))
+        assert_same(documents, by_library(library, ["mine: a violin"]))
 
 
 @pytest.mark.usefixtures("in_the_cache")
@@ -125,7 +122,7 @@ class TestByName:
     def test_is_found_in_the_cache(self, name: str, mini: SentenceTransformerEmbedder) -> None:
         embedder = SentenceTransformerEmbedder(name, device="cpu")
         assert embedder.model == NAME
-        np.testing.assert_allclose(embedder.embed_documents(TEXTS), mini.embed_documents(TEXTS), **CLOSE)
+        assert_same(embedder.embed_documents(TEXTS), mini.embed_documents(TEXTS))
 
     def test_a_vault_remembers_it(self, open_exact: OpenVault) -> None:
         storage = open_exact(embedder=NAME)
@@ -193,9 +190,7 @@ class TestByFolder:
         prompting = SentenceTransformerEmbedder(folder, document_prompt="passage: ", device="cpu")
         open_exact(embedder=prompting).close()
         again = open_exact(embedder=None)
-        np.testing.assert_allclose(
-            again.for_user("alice").embed(["a violin"]), prompting.embed_documents(["a violin"]), **CLOSE
-        )
+        assert_same(again.for_user("alice").embed(["a violin"]), prompting.embed_documents(["a violin"]))
         again.close()
         with pytest.raises(IndexMismatchError, match="reindex --embedder"):
             open_exact(embedder=folder)
