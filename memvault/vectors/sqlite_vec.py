@@ -7,13 +7,12 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
-from sqlalchemy import Connection, Engine, Integer, LargeBinary, Select, Table, column, select, table, text
+from sqlalchemy import Connection, Engine, Integer, LargeBinary, Table, column, select, table, text
 from sqlalchemy.types import Float, String
 
 from memvault.database.batches import batches
 from memvault.database.transactions import Database
 from memvault.database.unit import Unit
-from memvault.database.where import compile_where
 from memvault.embedding.base import Vector
 from memvault.errors import MissingDependencyError
 from memvault.filters import EVERYTHING, NOTHING, Filter
@@ -127,19 +126,11 @@ class SqliteVecIndex(InDatabase):
             )
             if where is not EVERYTHING:
                 # Of chunks with a vector only: one id that vec0 does not know, and it answers nothing at all.
-                nearest = nearest.where(found.c.chunk_id.in_(self._matching_vectors(own, spec, user_id, where)))
+                nearest = nearest.where(found.c.chunk_id.in_(self._matching(own, user_id, where)))
             matches = ranked(own.execute(nearest))
             if len(matches) < k and where is not EVERYTHING:
                 return search_all(Unit(own, user_id), spec, self._chunks, vector, k, where)
             return matches
-
-    def _matching_vectors(
-        self, connection: Connection, spec: IndexSpec, user_id: str, where: Filter
-    ) -> Select[tuple[str]]:
-        unit = Unit(connection, user_id)
-        joined = VECTORS.join(self._chunks, VECTORS.c.chunk_id == self._chunks.c.id)
-        matching = unit.select(VECTORS.c.chunk_id, frm=joined).where(compile_where(where, self._chunks))
-        return matching.where(VECTORS.c.model == spec.model, VECTORS.c.field == CONTENT)
 
     def scan(self, batch: int = 1000) -> Iterator[list[ScannedRecord]]:
         found = _vectors(table_name(self._opened()))

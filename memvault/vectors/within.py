@@ -18,6 +18,7 @@ from memvault.database.where import compile_where
 from memvault.errors import IndexMismatchError, StorageError, VectorIndexError
 from memvault.filters import Filter
 from memvault.vectors.base import DECIMALS, IndexSpec, RecordMetadata, VectorMatch
+from memvault.vectors.canonical import CONTENT, VECTORS
 
 
 def table_name(spec: IndexSpec) -> str:
@@ -106,9 +107,11 @@ class InDatabase:
         return connection.execute(statement).scalar_one()
 
     def _matching(self, connection: Connection, user_id: str, where: Filter) -> Select[tuple[str]]:
-        """The ids of the user's chunks under a filter, to be selected from within the k-NN query."""
-        unit = Unit(connection, user_id)
-        return unit.select(self._chunks.c.id, frm=self._chunks).where(compile_where(where, self._chunks))
+        """The ids of the user's chunks that have a vector, under a filter: to be selected from within the k-NN query."""
+        unit, spec = Unit(connection, user_id), self._opened()
+        joined = VECTORS.join(self._chunks, VECTORS.c.chunk_id == self._chunks.c.id)
+        matching = unit.select(VECTORS.c.chunk_id, frm=joined).where(compile_where(where, self._chunks))
+        return matching.where(VECTORS.c.model == spec.model, VECTORS.c.field == CONTENT)
 
     def _metadata(self, connection: Connection, ids: Sequence[str]) -> dict[str, RecordMetadata]:
         """What SQL says of chunks, whoever's; those that are gone are left out."""

@@ -101,7 +101,7 @@ class Doings:
         name = self.random.choice(["user_alice", "user_alice", "user_bob", "%"])
         user = self.storage.for_user(name)
         chance = self.random.random()
-        if chance < 0.04:
+        if chance < 0.02:
             self.storage.erase_user(name)
         elif chance < 0.3:
             self.together(user)
@@ -136,6 +136,7 @@ class Doings:
             lambda: chunks.add(self.content(), id=self.id(), embedding=self.vector()),
             lambda: chunks.add(self.content(), id=self.id()),
             lambda: chunks.add_many([self.new() for _ in range(self.random.randint(1, 12))], on_conflict="skip"),
+            lambda: chunks.add_many([self.new() for _ in range(12)], on_conflict="skip"),
             lambda: chunks.add_many([self.new() for _ in range(3)]),
             lambda: chunks.update(self.id(), content=self.content()),
             lambda: chunks.update(self.id(), content=self.content(), expected_version=1),
@@ -159,7 +160,7 @@ class Doings:
         return (F.importance > 0.9) | (F.content == self.content())
 
     def id(self) -> str:
-        return f"id {self.random.randrange(60)}"
+        return f"id {self.random.randrange(90)}"
 
     def content(self) -> str:
         return f"text {self.random.randrange(40)}"
@@ -397,7 +398,8 @@ from memvault import StorageLayer
 with StorageLayer.open(sys.argv[1], schema="check") as storage:
     print("ready", flush=True)
     sys.stdin.readline()
-    print(storage.create_index(), storage.stats()["index_records"])
+    storage.create_index()
+    print(storage.stats()["index_records"])
 """
 
 
@@ -418,8 +420,7 @@ def test_two_processes_make_it_at_once(open_vault: OpenVault, database_url: str)
         assert process.stdin is not None
         process.stdin.write("go\n")
         process.stdin.flush()
-    said = sorted(process.communicate(timeout=60)[0] for process in running)
-    assert said == ["False 400\n", "True 400\n"]
+    assert [process.communicate(timeout=60)[0] for process in running] == ["400\n"] * 2
     assert assert_in_step(layer) == 400
 
 
