@@ -82,7 +82,9 @@ def test_filters_give_the_same_answer_everywhere(vault: StorageLayer) -> None:
     )
     query = unit_vectors(1, DIMENSION, 3)[0]
     for name, where in FILTERS.items():
-        passing: dict[str, Any] = {id: chunks[id].embedding for id, chunk in stored.items() if passes(where, chunk.model_dump())}
+        passing: dict[str, Any] = {
+            id: chunks[id].embedding for id, chunk in stored.items() if passes(where, chunk.model_dump())
+        }
         assert passing, name
         for k in (1, 10, 1000):
             assert_nearest(alice.search(embedding=query, where=where, k=k), passing, query, k)

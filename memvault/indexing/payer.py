@@ -28,8 +28,8 @@ log = logging.getLogger("memvault.index")
 BATCH = 5000
 """Debts of a write that are paid at once: as many as one transaction of `add_many` leaves."""
 
-SHARED_BATCH = 1000
-"""The same, where they have to be claimed: paying them must not take longer than a claim holds."""
+SHARED_BATCH = 250
+"""The same, where they have to be claimed: paying them, at up to 1 MiB each, must take less time than a claim holds."""
 
 OTHERS_BATCH = 200
 """Debts of others that are paid between two looks at the clock: about .2 s of embedded Chroma."""

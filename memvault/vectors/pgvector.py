@@ -50,6 +50,7 @@ class PgVectorIndex(InDatabase):
             dimension = own_table.dimension(connection, table_name(spec))
             metrics = own_table.metrics(connection, table_name(spec))
         if dimension is not None:
+            self._require_own(table_name(spec), dimension != own_table.FOREIGN)
             self._require(spec, "dimension", dimension, spec.dimension)
         for metric in metrics:
             self._require(spec, "the metric", metric, own_table.METRIC)

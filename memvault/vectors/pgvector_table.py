@@ -22,6 +22,9 @@ METRIC = "vector_cosine_ops"
 MAX_HNSW_DIMENSION = 2000
 """pgvector's limit for an index on its type vector."""
 
+FOREIGN = -1
+"""In place of the dimension of a table that somebody else made."""
+
 PAGE = 2000
 
 
@@ -70,9 +73,14 @@ def exists(connection: Connection, name: str) -> bool:
 
 
 def dimension(connection: Connection, name: str) -> int | None:
-    """Of the vectors in the table; None where it is absent."""
-    statement = text("SELECT atttypmod FROM pg_attribute WHERE attrelid = to_regclass(:name) AND attname = 'embedding'")
-    found: int | None = connection.execute(statement, {"name": qualified(connection, name)}).scalar_one_or_none()
+    """Of the vectors in the table; None where it is absent, `FOREIGN` where it is not ours."""
+    statement = text(
+        "SELECT coalesce((SELECT atttypmod FROM pg_attribute JOIN pg_type ON pg_type.oid = atttypid "
+        "WHERE attrelid = pg_class.oid AND attname = 'embedding' AND typname = 'vector'), :foreign) "
+        "FROM pg_class WHERE oid = to_regclass(:name)"
+    )
+    asked = {"name": qualified(connection, name), "foreign": FOREIGN}
+    found: int | None = connection.execute(statement, asked).scalar_one_or_none()
     return found
 
 

@@ -100,6 +100,14 @@ class InDatabase:
                 "`memvault reindex` builds another"
             )
 
+    def _require_own(self, name: str, own: bool) -> None:
+        """Raise IndexMismatchError where what has the index's name is something else."""
+        if not own:
+            raise IndexMismatchError(
+                f"the database has a table {name} that is no {self.location} index; rename or drop it, then run "
+                "`memvault index create`"
+            )
+
     def _counted(self, connection: Connection, vectors: FromClause, user_id: str | None) -> int:
         statement = select(func.count()).select_from(vectors)
         if user_id is not None:
