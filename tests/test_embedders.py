@@ -123,7 +123,9 @@ class TestFunctions:
         with pytest.raises(EmbeddingError, match="one vector for each text"):
             open_exact(embedder=FunctionEmbedder(lambda texts: answer, model="odd"))
 
-    @pytest.mark.parametrize("bound", [HashingEmbedder().embed_documents, functools.partial(three)], ids=["method", "partial"])
+    @pytest.mark.parametrize(
+        "bound", [HashingEmbedder().embed_documents, functools.partial(three)], ids=["method", "partial"]
+    )
     def test_what_depends_on_an_object_is_refused(self, open_exact: OpenVault, bound: Any) -> None:
         # Its name would not say which model it is: two of one class would pass for each other.
         with pytest.raises(ConfigurationError, match="FunctionEmbedder"):

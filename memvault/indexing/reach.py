@@ -111,6 +111,8 @@ class IndexReach:
                     "this vault has no embedder, and no vector that would tell the index's dimension; give it: "
                     "`memvault index create --dimension 384`"
                 )
+            if self._opened and self.last_error is None and not isinstance(self.index, TransactionalIndex):
+                return False  # others are asking it
             made = self._open(creating=True)
             self._opened = True
             self.last_error = None

@@ -6,15 +6,12 @@ import shutil
 import sqlite3
 import threading
 import uuid
-from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from memvault.embedding.base import Vector
-from memvault.errors import VectorIndexError
-from memvault.filters import EVERYTHING, Filter
-from memvault.vectors.base import IndexSpec, ScannedRecord, VectorMatch, VectorRecord
+from memvault.vectors.base import IndexSpec
+from memvault.vectors.chroma_backed import ChromaBacked
 from memvault.vectors.chroma_collection import ChromaCollection, chroma_errors, name_of, require_chromadb
 from memvault.vectors.ownership import DirectoryOwnership
 
@@ -24,29 +21,22 @@ if TYPE_CHECKING:
 _DATABASE = "chroma.sqlite3"
 
 
-class ChromaIndex:
+class ChromaIndex(ChromaBacked):
     """The collection ``memvault_<vault_id>`` in a directory that this process owns from `open` until `close`.
 
     `open` keeps the ownership, too, where it finds nothing or raises because of what it finds: `purge` may follow.
     The directory is made by `create` and may hold other collections, which are left alone.
     """
 
-    transactional = False
     exclusive = True
 
     def __init__(self, directory: Path, *, location: str = "chroma") -> None:
         self.location = location
         self._directory = directory.resolve()  # links to one directory share its lock
-        self._place = str(self._directory)
+        super().__init__(str(self._directory))
         self._ownership = DirectoryOwnership(self._directory)
         self._guard = threading.RLock()  # for opening and closing; Chroma itself takes any number of threads
-        self._spec: IndexSpec | None = None
         self._client: Client | None = None
-        self._collection: ChromaCollection | None = None
-
-    @property
-    def spec(self) -> IndexSpec | None:
-        return self._spec
 
     def open(self, spec: IndexSpec) -> bool:
         require_chromadb()
@@ -63,21 +53,6 @@ class ChromaIndex:
             spec = self._bound()
             if self._collection is None:
                 self._collection = ChromaCollection.make(self._client or self._connect(), spec, self._place)
-
-    def upsert(self, records: Sequence[VectorRecord]) -> None:
-        self._opened().upsert(records)
-
-    def delete(self, ids: Sequence[str]) -> None:
-        self._opened().delete(ids)
-
-    def query(self, user_id: str, vector: Vector, k: int, where: Filter = EVERYTHING) -> list[VectorMatch]:
-        return self._opened().query(user_id, vector, k, where)
-
-    def scan(self, batch: int = 1000) -> Iterator[list[ScannedRecord]]:
-        return self._opened().scan(batch)
-
-    def count(self, user_id: str | None = None) -> int:
-        return self._opened().count(user_id)
 
     def purge(self) -> None:
         """Remove the vault's collection and, where it was the only one, all that Chroma made in the directory.
@@ -100,17 +75,6 @@ class ChromaIndex:
             self._disconnect()
             self._ownership.release()
             self._spec = None
-
-    def _bound(self) -> IndexSpec:
-        if self._spec is None:
-            raise VectorIndexError(f"the Chroma index in {self._place} is not open")
-        return self._spec
-
-    def _opened(self) -> ChromaCollection:
-        self._bound()
-        if (collection := self._collection) is None:
-            raise VectorIndexError(f"the Chroma index in {self._place} was not created yet")
-        return collection
 
     def _connect(self) -> Client:
         from chromadb.api.client import Client

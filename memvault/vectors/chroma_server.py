@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from os import PathLike
 from typing import TYPE_CHECKING
 
-from memvault.embedding.base import Vector
-from memvault.errors import VectorIndexError
-from memvault.filters import EVERYTHING, Filter
-from memvault.vectors.base import IndexSpec, ScannedRecord, VectorMatch, VectorRecord
+from memvault.vectors.base import IndexSpec
 from memvault.vectors.chroma_address import parse_address
+from memvault.vectors.chroma_backed import ChromaBacked
 from memvault.vectors.chroma_collection import ChromaCollection, chroma_errors, name_of, require_chromadb
 
 if TYPE_CHECKING:
     from memvault.vectors.chroma_client import ServerClient
 
 
-class ChromaServerIndex:
+class ChromaServerIndex(ChromaBacked):
     """The collection ``memvault_<vault_id>`` on a Chroma server, where other vaults and services have theirs.
 
     The URL is ``chroma+http://host:8000`` or ``chroma+https://host:443``; those ports where none is given, a path
@@ -39,8 +37,6 @@ class ChromaServerIndex:
     Raises ConfigurationError, which shows no secret.
     """
 
-    transactional = False
-
     def __init__(
         self,
         url: str,
@@ -54,14 +50,9 @@ class ChromaServerIndex:
         options = {"tenant": tenant, "database": database, "timeout": timeout, "verify": verify}
         self._address = parse_address(url, options, headers)
         self.location = self._address.location
+        super().__init__(self.location)
         self._guard = threading.RLock()  # for opening and closing; the session takes any number of threads
-        self._spec: IndexSpec | None = None
         self._client: ServerClient | None = None
-        self._collection: ChromaCollection | None = None
-
-    @property
-    def spec(self) -> IndexSpec | None:
-        return self._spec
 
     def open(self, spec: IndexSpec) -> bool:
         require_chromadb()
@@ -80,21 +71,6 @@ class ChromaServerIndex:
                 client = self._connected()
                 self._collection = ChromaCollection.make(client, spec, self.location, self._failures())
 
-    def upsert(self, records: Sequence[VectorRecord]) -> None:
-        self._opened().upsert(records)
-
-    def delete(self, ids: Sequence[str]) -> None:
-        self._opened().delete(ids)
-
-    def query(self, user_id: str, vector: Vector, k: int, where: Filter = EVERYTHING) -> list[VectorMatch]:
-        return self._opened().query(user_id, vector, k, where)
-
-    def scan(self, batch: int = 1000) -> Iterator[list[ScannedRecord]]:
-        return self._opened().scan(batch)
-
-    def count(self, user_id: str | None = None) -> int:
-        return self._opened().count(user_id)
-
     def purge(self) -> None:
         """Delete the vault's collection. What the server's own files keep of it is up to the server."""
         from chromadb.errors import NotFoundError
@@ -109,17 +85,6 @@ class ChromaServerIndex:
         with self._guard:
             self._disconnect()
             self._spec = None
-
-    def _bound(self) -> IndexSpec:
-        if self._spec is None:
-            raise VectorIndexError(f"the Chroma index in {self.location} is not open")
-        return self._spec
-
-    def _opened(self) -> ChromaCollection:
-        self._bound()
-        if (collection := self._collection) is None:
-            raise VectorIndexError(f"the Chroma index in {self.location} was not created yet")
-        return collection
 
     def _connected(self) -> ServerClient:
         from memvault.vectors.chroma_client import ServerClient

@@ -23,7 +23,7 @@ from memvault.vectors.within import InDatabase, ranked, table_name
 
 CHUNK_SIZE = 32
 """Vectors that are allotted to a user at a time. 20,000 of 256 dimensions take 35 MB if they are 1,000 users' (64: 68
-MB; sqlite-vec's default of 1,024: 1.1 GB), and are searched in 17 ms if they are one user's (8: 22 ms; 1,024: 16 ms)."""
+MB; sqlite-vec's default of 1,024: 1.1 GB), and are searched in 17 ms if they are one user's (8: 22 ms; 1,024: 16)."""
 
 MAX_K = 4096
 """More than sqlite-vec returns at once is found by a product with all of the user's vectors."""
@@ -96,13 +96,8 @@ class SqliteVecIndex(InDatabase):
         name = table_name(self._opened())
         with self._writing(connection, "be written") as own:
             _delete(own, name, unique)  # vec0 knows no INSERT OR REPLACE
-            own.exec_driver_sql(
-                f"INSERT INTO {name} (chunk_id, user_id, embedding) VALUES (?, ?, ?)",
-                [
-                    (record.id, record.metadata.user_id, np.asarray(record.vector, "<f4").tobytes())
-                    for record in unique.values()
-                ],
-            )
+            rows = [(id, one.metadata.user_id, np.asarray(one.vector, "<f4").tobytes()) for id, one in unique.items()]
+            own.exec_driver_sql(f"INSERT INTO {name} (chunk_id, user_id, embedding) VALUES (?, ?, ?)", rows)
 
     def delete(self, ids: Sequence[str], connection: Connection | None = None) -> None:
         if ids:
@@ -154,9 +149,9 @@ class SqliteVecIndex(InDatabase):
                 yield records
 
     def count(self, user_id: str | None = None) -> int:
-        name = table_name(self._opened())
+        vectors = _vectors(table_name(self._opened()))
         with self._reading(None, "be counted") as connection:
-            return self._counted(connection, _vectors(name), user_id)
+            return self._counted(connection, vectors, user_id)
 
     def purge(self) -> None:
         name = table_name(self._opened())

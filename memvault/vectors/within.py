@@ -115,7 +115,7 @@ class InDatabase:
         return connection.execute(statement).scalar_one()
 
     def _matching(self, connection: Connection, user_id: str, where: Filter) -> Select[tuple[str]]:
-        """The ids of the user's chunks that have a vector, under a filter: to be selected from within the k-NN query."""
+        """The ids of the user's chunks that have a vector, under a filter: to be selected within the k-NN query."""
         unit, spec = Unit(connection, user_id), self._opened()
         joined = VECTORS.join(self._chunks, VECTORS.c.chunk_id == self._chunks.c.id)
         matching = unit.select(VECTORS.c.chunk_id, frm=joined).where(compile_where(where, self._chunks))

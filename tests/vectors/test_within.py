@@ -1,4 +1,4 @@
-"""Does an index inside the database hold what SQL holds, whoever writes, in whichever transaction, and however it ends?"""
+"""Does an index inside the database hold what SQL holds, whoever writes, in whichever transaction, however it ends?"""
 
 from __future__ import annotations
 
