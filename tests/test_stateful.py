@@ -26,6 +26,7 @@ from hypothesis.stateful import (
 )
 
 from memvault import ConflictError, F, NewChunk, NotFoundError, StorageLayer, UserMemory, ValidationError
+from tests.reused_postgres import Reused
 from tests.support import ListIndex, assert_nearest
 
 EPOCH = datetime(2026, 1, 1, tzinfo=UTC)
@@ -94,10 +95,10 @@ class Abort(Exception):
 class VaultMachine(RuleBasedStateMachine):
     """A vault, and three dicts."""
 
-    def __init__(self, template: Path, index: str | ListIndex) -> None:
+    def __init__(self, url: str, index: str | ListIndex) -> None:
+        """``url``: of a database at head without a vault."""
         super().__init__()
-        self.folder = Path(tempfile.mkdtemp(prefix="memvault-test-"))
-        shutil.copy(template, self.folder / "memvault.db")
+        self.url = url
         self.index = index
         self.models = {name: Model() for name in USERS}
         self.within: UserMemory | None = None
@@ -119,9 +120,10 @@ class VaultMachine(RuleBasedStateMachine):
 
     def open(self, indexing: Literal["inline", "manual"], exact_limit: int) -> None:
         self.layer = StorageLayer.open(
-            f"sqlite:///{self.folder / 'memvault.db'}",
+            self.url,
             vectors=self.index,
             embedder="none",
+            schema="upgrade",
             indexing=indexing,
             exact_limit=exact_limit,
         )
@@ -460,7 +462,6 @@ class VaultMachine(RuleBasedStateMachine):
         finally:
             if hasattr(self, "layer"):
                 self.layer.close()
-            shutil.rmtree(self.folder)
 
     def check_at_the_end(self) -> None:
         self.sync()
@@ -474,18 +475,30 @@ class VaultMachine(RuleBasedStateMachine):
             assert stats["index_records"] == stats["vectors"]
 
 
-@pytest.mark.parametrize(
-    ("index", "examples"), [("exact", 20), ("list", 30), ("chroma", 10)], ids=["exact", "list", "chroma"]
-)
-def test_a_vault_does_what_dicts_do(migrated_database: Path, index: str, examples: int) -> None:
+EXAMPLES = {"exact": 20, "list": 30, "chroma": 10, "sqlite-vec": 10, "pgvector": 8}
+
+
+@pytest.mark.parametrize("index", EXAMPLES)
+def test_a_vault_does_what_dicts_do(
+    request: pytest.FixtureRequest, tmp_path: Path, migrated_database: Path, index: str
+) -> None:
+    if index == "pgvector":
+        reused: Reused = request.getfixturevalue("reused_postgres")
+
+    def empty() -> str:
+        """The URL of an example's own database."""
+        if index == "pgvector":
+            return reused.emptied()
+        return f"sqlite:///{shutil.copy(migrated_database, Path(tempfile.mkdtemp(dir=tmp_path)) / 'memvault.db')}"
+
     class Machine(VaultMachine):
         def __init__(self) -> None:
-            super().__init__(migrated_database, ListIndex() if index == "list" else index)
+            super().__init__(empty(), ListIndex() if index == "list" else index)
 
     run_state_machine_as_test(
         Machine,
         settings=settings(
-            max_examples=examples,
+            max_examples=EXAMPLES[index],
             stateful_step_count=25,
             deadline=None,
             derandomize=True,

@@ -114,12 +114,19 @@ class InDatabase:
             statement = statement.where(vectors.c.user_id == user_id)
         return connection.execute(statement).scalar_one()
 
-    def _matching(self, connection: Connection, user_id: str, where: Filter) -> Select[tuple[str]]:
-        """The ids of the user's chunks that have a vector, under a filter: to be selected within the k-NN query."""
+    def _matching(
+        self, connection: Connection, user_id: str, where: Filter, *, with_vector: bool = False
+    ) -> Select[tuple[str]]:
+        """The ids of the user's chunks under a filter, to be selected from within the k-NN query.
+
+        ``with_vector``: only of those that have one.
+        """
         unit, spec = Unit(connection, user_id), self._opened()
-        joined = VECTORS.join(self._chunks, VECTORS.c.chunk_id == self._chunks.c.id)
-        matching = unit.select(VECTORS.c.chunk_id, frm=joined).where(compile_where(where, self._chunks))
-        return matching.where(VECTORS.c.model == spec.model, VECTORS.c.field == CONTENT)
+        joined = self._chunks.join(VECTORS, VECTORS.c.chunk_id == self._chunks.c.id) if with_vector else self._chunks
+        matching = unit.select(self._chunks.c.id, frm=joined).where(compile_where(where, self._chunks))
+        if with_vector:
+            return matching.where(VECTORS.c.model == spec.model, VECTORS.c.field == CONTENT)
+        return matching
 
     def _metadata(self, connection: Connection, ids: Sequence[str]) -> dict[str, RecordMetadata]:
         """What SQL says of chunks, whoever's; those that are gone are left out."""
