@@ -123,7 +123,9 @@ class InDatabase:
         """
         unit, spec = Unit(connection, user_id), self._opened()
         joined = self._chunks.join(VECTORS, VECTORS.c.chunk_id == self._chunks.c.id) if with_vector else self._chunks
-        matching = unit.select(self._chunks.c.id, frm=joined).where(compile_where(where, self._chunks))
+        # By key where PostgreSQL joins: without statistics it would read all of the user's chunks for each candidate.
+        matching = unit.select(self._chunks.c.id, frm=joined, by_key=not with_vector)
+        matching = matching.where(compile_where(where, self._chunks))
         if with_vector:
             return matching.where(VECTORS.c.model == spec.model, VECTORS.c.field == CONTENT)
         return matching

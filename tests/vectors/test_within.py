@@ -188,7 +188,8 @@ def test_who_opened_before_it_was_made_writes_into_it(open_vault: OpenVault) -> 
     """A process that runs on needs no word of it, neither for what it writes nor for what it takes away."""
     before = open_vault(embedder="none", schema="check", exact_limit=0)
     early = before.for_user("user_alice")
-    early.chunks.add_many(new_chunks(20, "first"))
+    early.chunks.add_many(new_chunks(15, "first"))
+    early.chunks.add_many(new_chunks(20, "first")[15:])
     assert index_beside(before) is None  # the dimension is known now, and nobody here may make it
     maker = open_vault(embedder="none", schema="upgrade")
     assert assert_in_step(maker) == 20
