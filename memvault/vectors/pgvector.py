@@ -160,7 +160,8 @@ class PgVectorIndex(InDatabase):
         )
         statement = select(vectors.c.chunk_id, distance.label("distance")).where(vectors.c.user_id == user_id)
         if where is not EVERYTHING:
-            statement = statement.where(vectors.c.chunk_id.in_(self._matching(connection, user_id, where)))
+            own_row = self._matching(connection, user_id, where, vectors.c.chunk_id).scalar_subquery()
+            statement = statement.where(own_row == vectors.c.chunk_id)
         if exactly:  # the graph is in the order of the distance, not of a sum
             return statement.order_by(distance + 0.0, vectors.c.chunk_id).limit(k)
         return statement.order_by(distance).limit(k)

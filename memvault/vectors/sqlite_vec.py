@@ -122,7 +122,7 @@ class SqliteVecIndex(InDatabase):
             )
             if where is not EVERYTHING:
                 # Of chunks with a vector only: one id that vec0 does not know, and it answers nothing at all.
-                nearest = nearest.where(found.c.chunk_id.in_(self._matching(own, user_id, where, with_vector=True)))
+                nearest = nearest.where(found.c.chunk_id.in_(self._matching(own, user_id, where)))
             matches = ranked(own.execute(nearest))
             if len(matches) < k and where is not EVERYTHING:
                 return search_all(Unit(own, user_id), spec, self._chunks, vector, k, where)

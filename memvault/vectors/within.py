@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from sqlalchemy import Connection, FromClause, Select, Table, func, select
+from sqlalchemy import ColumnClause, Connection, FromClause, Select, Table, func, select
 from sqlalchemy.exc import SQLAlchemyError
 
 from memvault.database.batches import batches
@@ -115,20 +115,21 @@ class InDatabase:
         return connection.execute(statement).scalar_one()
 
     def _matching(
-        self, connection: Connection, user_id: str, where: Filter, *, with_vector: bool = False
+        self, connection: Connection, user_id: str, where: Filter, chunk_id: ColumnClause[str] | None = None
     ) -> Select[tuple[str]]:
-        """The ids of the user's chunks under a filter, to be selected from within the k-NN query.
+        """The ids of the user's chunks under a filter, of those with a vector: to be selected within the k-NN query.
 
-        ``with_vector``: only of those that have one.
+        ``chunk_id``: a column of that query, for a selection of this one id in each row. PostgreSQL looks it up by its
+        key then; a join it would plan by statistics, which it has not got of a user who has just begun.
         """
         unit, spec = Unit(connection, user_id), self._opened()
-        joined = self._chunks.join(VECTORS, VECTORS.c.chunk_id == self._chunks.c.id) if with_vector else self._chunks
-        # By key where PostgreSQL joins: without statistics it would read all of the user's chunks for each candidate.
-        matching = unit.select(self._chunks.c.id, frm=joined, by_key=not with_vector)
+        joined = self._chunks.join(VECTORS, VECTORS.c.chunk_id == self._chunks.c.id)
+        frm, by_key = (joined, False) if chunk_id is None else (self._chunks, True)
+        matching = unit.select(self._chunks.c.id, frm=frm, by_key=by_key)
         matching = matching.where(compile_where(where, self._chunks))
-        if with_vector:
-            return matching.where(VECTORS.c.model == spec.model, VECTORS.c.field == CONTENT)
-        return matching
+        if chunk_id is not None:
+            return matching.where(self._chunks.c.id == chunk_id).correlate(chunk_id.table)
+        return matching.where(VECTORS.c.model == spec.model, VECTORS.c.field == CONTENT)
 
     def _metadata(self, connection: Connection, ids: Sequence[str]) -> dict[str, RecordMetadata]:
         """What SQL says of chunks, whoever's; those that are gone are left out."""

@@ -35,7 +35,8 @@ from tests.vectors.worlds import DIMENSION, SPEC, SqlWorld, direction, make_reco
 TABLE = table_name(SPEC)
 
 TENANTS_OF_MANY = int(os.environ.get("MEMVAULT_TEST_VECTORS", 20_000))
-"""Vectors in the recall test, of which a tenant has 1 %. With 100,000 it takes minutes, most of them for the graph."""
+"""Vectors in the recall test, of which a tenant has 1 %. With 100,000, as in benchmarks/pgvector_recall.py, it takes
+minutes, most of them for the graph."""
 
 SETTINGS = ("hnsw.iterative_scan", "hnsw.ef_search", "hnsw.max_scan_tuples")
 
