@@ -12,13 +12,13 @@ import threading
 import time
 from dataclasses import replace
 
-from sqlalchemy import Connection, update
+from sqlalchemy import Connection, select, update
 
 from memvault.database.transactions import Database
 from memvault.errors import ConfigurationError, IndexMismatchError, IndexOwnershipError, VectorIndexError
 from memvault.indexing.vault import Vault
 from memvault.vectors.base import IndexSpec, TransactionalIndex, VectorIndex, is_exclusive
-from memvault.vectors.canonical import mark_all
+from memvault.vectors.canonical import VECTORS, mark_all
 from memvault.vectors.outbox import INDEXES, LiveIndex, live_index
 
 log = logging.getLogger("memvault.index")
@@ -104,8 +104,7 @@ class IndexReach:
         Raises ConfigurationError where the dimension is another, or is not known; VectorIndexError.
         """
         with self._lock:
-            if dimension is not None:
-                self._fix_in_sql(dimension)
+            fixed = dimension is not None and self._fix_in_sql(dimension)
             if self._dimension() is None:
                 raise ConfigurationError(
                     "this vault has no embedder, and no vector that would tell the index's dimension; give it: "
@@ -113,17 +112,31 @@ class IndexReach:
                 )
             if self._opened and self.last_error is None and not isinstance(self.index, TransactionalIndex):
                 return False  # others are asking it
-            made = self._open(creating=True)
+            try:
+                made = self._open(creating=True)
+            except BaseException:
+                if fixed:
+                    self._unfix_in_sql()
+                raise
             self._opened = True
             self.last_error = None
             return made
 
-    def _fix_in_sql(self, dimension: int) -> None:
+    def _unfix_in_sql(self) -> None:
+        """The index could not be made with that dimension; where no vector has come since, another may do."""
         with self._database.writing() as connection:
-            fixed = update(INDEXES).where(INDEXES.c.id == self._row.id, INDEXES.c.dimension.is_(None))
-            connection.execute(fixed.values(dimension=dimension))
+            unused = ~select(VECTORS.c.id).exists()
+            connection.execute(update(INDEXES).where(INDEXES.c.id == self._row.id, unused).values(dimension=None))
+        self._row = replace(self._row, dimension=None)
+
+    def _fix_in_sql(self, dimension: int) -> bool:
+        """Whether this call fixed it; ConfigurationError where it is another already."""
+        with self._database.writing() as connection:
+            free = update(INDEXES).where(INDEXES.c.id == self._row.id, INDEXES.c.dimension.is_(None))
+            fixed = connection.execute(free.values(dimension=dimension)).rowcount == 1
         if self._dimension() != dimension:
             raise ConfigurationError(f"this vault's vectors have dimension {self._row.dimension}, not {dimension}")
+        return fixed
 
     def bind(self, connection: Connection) -> None:
         """Tell a transactional index its model and dimension, in a write that may be the first one to know them."""
@@ -133,6 +146,11 @@ class IndexReach:
     def fix_dimension(self, dimension: int) -> None:
         """Note the dimension that the vault's first vector has just fixed."""
         self._row = replace(self._row, dimension=dimension)
+
+    def is_there(self) -> None:
+        """Note that a transactional index was seen, whoever made it."""
+        self._opened = True
+        self.last_error = None
 
     def works(self) -> None:
         """Note that the open index did what it was asked."""

@@ -82,12 +82,12 @@ class NearestSearch:
         if count == 0:
             return []
         self._check_dimension(unit, wanted.vector)
-        index = self._reach.current
         found: list[Neighbor] | None = None
-        if count > self._exact_limit and index is not None and not exactly:
-            if isinstance(index, TransactionalIndex):
-                found = self._within(unit, index, wanted)
-            elif not index.transactional:
+        if count > self._exact_limit and not exactly:
+            index = self._reach.current
+            if isinstance(inside := self._reach.index, TransactionalIndex):
+                found = self._within(unit, inside, wanted)
+            elif index is not None and not index.transactional:
                 found = self._by_index(unit, index, wanted, count)
         return self._exactly(unit, wanted) if found is None else found
 
@@ -117,10 +117,11 @@ class NearestSearch:
 
     def _within(self, unit: Unit, index: TransactionalIndex, wanted: Wanted) -> list[Neighbor] | None:
         """By the index that this very transaction reads: it is never behind, and joins with the chunks itself."""
-        if not index.exists(unit.connection):
+        self._reach.bind(unit.connection)  # it may have been made since this process opened the vault
+        if index.spec is None or not index.exists(unit.connection):
             return None
+        self._reach.is_there()
         matches = index.query(unit.user_id, wanted.vector, wanted.k, wanted.where, connection=unit.connection)
-        self._reach.works()
         ids, scores = self._scored(unit, [match.id for match in matches], wanted)
         return _hydrated(unit, best(ids, scores, len(ids)), wanted.where, "index")
 

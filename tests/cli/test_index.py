@@ -98,7 +98,6 @@ def test_it_fills_what_a_service_did_without(
         assert (hit.chunk.content, hit.why["tier"]) == ("memory number 7", "exact")
         succeeds(create(), f"made: {index_name}, 1,200 records")
         user.chunks.add("written since")
-        service.sync()  # looks again
         [hit] = user.search("written since", k=1)
         assert (hit.chunk.content, hit.why["tier"]) == ("written since", "index")
         assert service.health()["last_error"] is None
@@ -112,6 +111,7 @@ def test_without_an_embedder_somebody_has_to_tell_the_dimension(
     fails(create(), USAGE, "no embedder", "`memvault index create --dimension 384`")
     for wrong in ("many", "0"):
         assert create("--dimension", wrong).exit_code == USAGE
+    assert create("--dimension", "20000").exit_code == FAILURE  # more than either extension takes; nothing is fixed
     succeeds(create("--dimension", "8"), f"made: {index_name}, 0 records")
     succeeds(create(), f"was there already: {index_name}, 0 records")
     succeeds(create("--dimension", "8"), f"was there already: {index_name}, 0 records")

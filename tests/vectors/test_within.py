@@ -202,7 +202,6 @@ def test_who_opened_before_it_was_made_writes_into_it(open_vault: OpenVault) -> 
     maker.erase_user("user_bob")
     before.erase_user("user_alice")
     assert assert_in_step(maker) == 0
-    before.sync()
     early.chunks.add_many(new_chunks(3, "third"))
     assert tiers(early) == {"index"}
 
@@ -218,7 +217,9 @@ def test_who_opened_before_it_was_made_finds_all(open_vault: OpenVault) -> None:
     query = unit_vectors(1, DIMENSION, 9)[0]
     for layer in (before, maker):
         assert_nearest(layer.for_user("user_alice").search(embedding=query, k=12), vectors, query, 12)
-    assert tiers(maker.for_user("user_alice")) == {"index"}
+    for layer in (before, maker):
+        assert tiers(layer.for_user("user_alice")) == {"index"}
+        assert layer.health()["last_error"] is None
 
 
 @pytest.mark.parametrize("schema", ["check", "upgrade"])
