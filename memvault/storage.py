@@ -14,7 +14,7 @@ from sqlalchemy.orm import Session, scoped_session
 
 from memvault.config import DEFAULT_EMBEDDER, build_embedder, build_index, default_vectors, settings_from_env
 from memvault.database import migrate
-from memvault.database.engine import create_engine, listen, parse_url, require_folder
+from memvault.database.engine import create_engine, parse_url, require_folder
 from memvault.database.joined_session import SessionTransactions
 from memvault.database.transactions import Database, OwnTransactions
 from memvault.database.unit import Unit
@@ -280,7 +280,6 @@ def _engine(database_url: object, options: dict[str, Any], cleanup: ExitStack) -
         if options:
             raise ConfigurationError("engine_options are for a URL; this engine is made already")
         parse_url(database_url.url)
-        listen(database_url)
         return database_url
     if database_url == MEMORY:
         folder = cleanup.enter_context(tempfile.TemporaryDirectory(prefix="memvault-"))

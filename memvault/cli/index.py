@@ -31,5 +31,5 @@ def create(
     """
     with open_vault(database_url, schema="check") as storage:
         made = storage.create_index(dimension)
-        name, records = storage.stats()["index"], storage.stats()["index_records"]
-    typer.echo(f"{'made' if made else 'was there already'}: {name}, {records:,} records")
+        held = storage.stats()
+    typer.echo(f"{'made' if made else 'was there already'}: {held['index']}, {held['index_records']:,} records")

@@ -106,9 +106,8 @@ def create_engine(url: str | URL, *, schema_name: str | None = None, **options: 
         settings["module"] = sqlite_driver()
     else:
         postgres.require_psycopg()
-        settings["pool_pre_ping"] = (
-            True  # a server closes idle connections, and a failed call cannot always be repeated
-        )
+        # A server closes idle connections, and a failed call cannot always be repeated.
+        settings["pool_pre_ping"] = True
     try:
         engine = sa_create_engine(parsed, **{**settings, **options})
     except (NoSuchModuleError, TypeError, ArgumentError) as exc:

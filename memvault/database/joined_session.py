@@ -53,8 +53,7 @@ class SessionTransactions:
     def peek(self, work: Callable[[Unit], T]) -> T:
         if self._session.in_transaction():
             return self.read(work)
-        with self._database.reading() as connection:
-            return work(Unit(connection, self.user_id))
+        return self._database.read_for(self.user_id, work)
 
     def write(self, work: Callable[[Unit], T]) -> T:
         unit = self._unit()

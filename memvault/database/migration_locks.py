@@ -62,8 +62,9 @@ def _foreign_keys(connection: Connection, state: str) -> None:
 
 def _orphans(connection: Connection) -> list[Any]:
     """Rows without their parent, where either is ours: a host may keep its own as it likes."""
+    ours = table_names()
     rows = connection.exec_driver_sql("PRAGMA foreign_key_check")
-    return [row for row in rows if row[0] in table_names() or row[2] in table_names()]
+    return [row for row in rows if row[0] in ours or row[2] in ours]
 
 
 @contextmanager

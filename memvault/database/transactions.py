@@ -79,8 +79,7 @@ class Database:
                 "a transaction is open in this thread, and a second one would wait for it for ever: write through the "
                 "handle that transaction() gave, or end it first"
             )
-        if (joined := self._joined.pop(thread, None)) is not None:
-            self._refuse_waiting_for(joined())
+        self._refuse_waiting_for_a_session(thread)
         with self._connection(read_only=False) as connection:
             self._writing.add(thread)
             try:
@@ -93,13 +92,19 @@ class Database:
         if self.engine.dialect.name == "sqlite":
             self._joined[threading.get_ident()] = weakref.ref(session)
 
-    def _refuse_waiting_for(self, session: Session | None) -> None:
+    def _refuse_waiting_for_a_session(self, thread: int) -> None:
+        session = joined() if (joined := self._joined.get(thread)) is not None else None
         if session is not None and session.in_transaction():
-            self.joined_by(session)
             raise ConfigurationError(
                 "an sql_session of this thread is in a transaction, and holds the database's write lock; write through "
                 "the handle of for_user(…, sql_session=…), or commit or roll it back first"
             )
+        self._joined.pop(thread, None)
+
+    def read_for(self, user_id: str, work: Callable[[Unit], T]) -> T:
+        """Run one user's work that only reads, in a transaction of its own."""
+        with self.reading() as connection:
+            return work(Unit(connection, user_id))
 
     @contextmanager
     def _connection(self, *, read_only: bool) -> Iterator[Connection]:
@@ -127,8 +132,7 @@ class OwnTransactions:
         self._committed = committed
 
     def read(self, work: Callable[[Unit], T]) -> T:
-        with self._database.reading() as connection:
-            return work(Unit(connection, self.user_id))
+        return self._database.read_for(self.user_id, work)
 
     def peek(self, work: Callable[[Unit], T]) -> T:
         return self.read(work)
@@ -184,8 +188,7 @@ class JoinedTransaction:
     def peek(self, work: Callable[[Unit], T]) -> T:
         if self._unit is not None:
             return self.read(work)
-        with self._database.reading() as connection:
-            return work(Unit(connection, self.user_id))
+        return self._database.read_for(self.user_id, work)
 
     def write(self, work: Callable[[Unit], T]) -> T:
         unit = self._begun()

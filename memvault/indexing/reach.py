@@ -92,9 +92,7 @@ class IndexReach:
                 self._opened = False
                 self._failed(exc)
                 return None
-            self._opened = True
-            self._rests_until = 0.0
-            self.last_error = None
+            self.is_there()
             return self.index
 
     def create(self, dimension: int | None = None) -> bool:
@@ -118,8 +116,7 @@ class IndexReach:
                 if fixed:
                     self._unfix_in_sql()
                 raise
-            self._opened = True
-            self.last_error = None
+            self.is_there()
             return made
 
     def _unfix_in_sql(self) -> None:
@@ -148,8 +145,9 @@ class IndexReach:
         self._row = replace(self._row, dimension=dimension)
 
     def is_there(self) -> None:
-        """Note that a transactional index was seen, whoever made it."""
+        """Note that the index was seen, whoever made it, and can be asked."""
         self._opened = True
+        self._rests_until = 0.0
         self.last_error = None
 
     def works(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
@@ -58,6 +58,11 @@ class Draft:
     vector: Vector | None
     metadata: dict[str, Any] = field(default_factory=dict)
     embedded: bool = False
+
+    @property
+    def lacks_vector(self) -> bool:
+        """Whether one is due that nobody has given."""
+        return self.vector is None and self.memory_type != PROCEDURAL
 
     @cached_property
     def content_hash(self) -> str:
@@ -131,24 +136,17 @@ class Drafting:
         A text that this user has already, or that stands there twice, is not embedded again. ``progress`` is called
         with the number of drafts that need no more embedding, before the last of them.
         """
-        lacking = [draft for draft in drafts if draft.vector is None and draft.memory_type != PROCEDURAL]
-        if self._calls is None or not lacking:
+        texts = {draft.content_hash: draft.content for draft in drafts if draft.lacks_vector}
+        if self._calls is None or not texts:
             return list(drafts)
-        texts = {draft.content_hash: draft.content for draft in lacking}
-        vectors = {} if self._calls.cheap else known(list(texts))
-        missing = [digest for digest in texts if digest not in vectors]
-        ready = len(drafts) - len(missing)
 
-        def report(done: int) -> None:
-            if progress is not None and done < len(missing):
-                progress(ready + done)
+        def left(count: int) -> None:
+            if progress is not None and count:
+                progress(len(drafts) - count)
 
-        made = self._calls.documents([texts[digest] for digest in missing], report)
-        vectors.update(zip(missing, made, strict=True))
+        vectors = self._vectors(self._calls, texts, known, left)
         return [
-            replace(draft, vector=vectors[draft.content_hash], embedded=True)
-            if draft.vector is None and draft.memory_type != PROCEDURAL
-            else draft
+            replace(draft, vector=vectors[draft.content_hash], embedded=True) if draft.lacks_vector else draft
             for draft in drafts
         ]
 
@@ -157,8 +155,18 @@ class Drafting:
         if self._calls is None:
             return None
         digest = hash_content(content)
-        found = {} if self._calls.cheap else known([digest])
-        return found[digest] if digest in found else self.embed([content])[0]
+        return self._vectors(self._calls, {digest: content}, known)[digest]
+
+    @staticmethod
+    def _vectors(
+        calls: EmbedderCalls, texts: Mapping[str, str], known: Known, left: Progress | None = None
+    ) -> dict[str, Vector]:
+        """The vectors of texts by their hashes, known or made. ``left``: told how many are still to be made."""
+        vectors = {} if calls.cheap else known(list(texts))
+        missing = [digest for digest in texts if digest not in vectors]
+        told = None if left is None else lambda done: left(len(missing) - done)
+        vectors.update(zip(missing, calls.documents([texts[digest] for digest in missing], told), strict=True))
+        return vectors
 
     def embed(self, texts: Sequence[str], progress: Progress | None = None) -> Matrix:
         """Vectors of documents, (n, dimension) float32 at unit norm. Raises EmbeddingError."""

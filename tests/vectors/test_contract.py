@@ -9,12 +9,17 @@ from datetime import timedelta
 
 import numpy as np
 import pytest
+from sqlalchemy import Connection
 
 from memvault.errors import IndexMismatchError, VectorIndexError
 from memvault.filters import EVERYTHING, NOTHING, F, Filter
-from memvault.vectors.base import INDEXED, ScannedRecord, VectorIndex, pushdown
+from memvault.vectors.base import INDEXED, ScannedRecord, TransactionalIndex, VectorIndex, pushdown
 from tests.support import TOLERANCE, unit_vectors
-from tests.vectors.worlds import DIMENSION, NOON, SPEC, IndexWorld, direction, make_record, make_records
+from tests.vectors.conftest import WORLDS
+from tests.vectors.worlds import DIMENSION, NOON, SPEC, IndexWorld, SqlWorld, direction, make_record, make_records
+
+INSIDE = [name for name in WORLDS if name.startswith(("sqlite-vec", "pgvector"))]
+"""The indexes that take part in the database's transactions."""
 
 ODD_NAMES = [
     "john_doe", "john-doe", "johnXdoe", "a", "ab", "abc", "A", "%", "*", "_", "a%", 'u"1', "u'1", "u\\1", "Ä", "ä",
@@ -420,6 +425,30 @@ def test_threads_write_and_ask_at_once(index_world: IndexWorld) -> None:
         index_world.check(f"user_{number}", direction(), 1000)
     assert index_world.index.count() == 8 * 180
     check_scan(index_world, 1000)
+
+
+@pytest.mark.parametrize("index_world", INSIDE, indirect=True)
+def test_a_write_is_part_of_the_callers_transaction(index_world: IndexWorld) -> None:
+    world, index = index_world, index_world.index
+    assert isinstance(world, SqlWorld)
+    assert isinstance(index, TransactionalIndex)
+    world.put(make_records(20))
+    added, removed = make_records(1, prefix="new", seed=7), ["mem_3", "mem_4"]
+
+    def change(connection: Connection) -> None:
+        index.upsert(added, connection=connection)
+        index.delete(removed, connection=connection)
+        found = {match.id for match in index.query("user_alice", direction(), 100, connection=connection)}
+        assert found == (set(world.records) | {"new_0"}) - set(removed)
+        assert {match.id for match in index.query("user_alice", direction(), 100)} == set(world.records)
+
+    with pytest.raises(RuntimeError, match="changed my mind"), world.database.writing() as connection:
+        change(connection)
+        raise RuntimeError("changed my mind")
+    world.check("user_alice", direction(), 100)
+    with world.database.writing() as connection:
+        change(connection)
+    assert index.count() == 19
 
 
 def check_scan(index_world: IndexWorld, batch: int) -> None:

@@ -152,27 +152,6 @@ def test_more_dimensions_than_the_graph_takes_are_compared(world: SqlWorld) -> N
 # Transactions
 
 
-def test_a_write_is_part_of_the_callers_transaction(world: SqlWorld) -> None:
-    index = index_of(world)
-    world.put(make_records(20))
-    added, removed = make_records(1, prefix="new", seed=7), ["mem_3", "mem_4"]
-
-    def change(connection: Connection) -> None:
-        index.upsert(added, connection=connection)
-        index.delete(removed, connection=connection)
-        found = {match.id for match in index.query("user_alice", direction(), 100, connection=connection)}
-        assert found == (set(world.records) | {"new_0"}) - set(removed)
-        assert {match.id for match in index.query("user_alice", direction(), 100)} == set(world.records)
-
-    with pytest.raises(RuntimeError, match="changed my mind"), world.database.writing() as connection:
-        change(connection)
-        raise RuntimeError("changed my mind")
-    world.check("user_alice", direction(), 100)
-    with world.database.writing() as connection:
-        change(connection)
-    assert index.count() == 19
-
-
 def test_a_search_leaves_the_callers_transaction_as_it_was(world: SqlWorld) -> None:
     index = index_of(world, exact_limit=0)
     world.put(make_records(100))

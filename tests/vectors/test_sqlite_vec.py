@@ -17,7 +17,7 @@ from types import ModuleType
 
 import numpy as np
 import pytest
-from sqlalchemy import Connection, text
+from sqlalchemy import text
 from typer.testing import CliRunner
 
 from memvault import MissingDependencyError, StorageError, StorageLayer, create_engine
@@ -198,27 +198,6 @@ def test_more_than_it_returns_at_once_is_answered_all_the_same(world: SqlWorld, 
 
 
 # Transactions
-
-
-def test_a_write_is_part_of_the_callers_transaction(world: SqlWorld) -> None:
-    index = index_of(world)
-    world.put(make_records(20))
-    added, removed = make_records(1, prefix="new", seed=7), ["mem_3", "mem_4"]
-
-    def change(connection: Connection) -> None:
-        index.upsert(added, connection=connection)
-        index.delete(removed, connection=connection)
-        found = {match.id for match in index.query("user_alice", direction(), 100, connection=connection)}
-        assert found == (set(world.records) | {"new_0"}) - set(removed)
-        assert {match.id for match in index.query("user_alice", direction(), 100)} == set(world.records)
-
-    with pytest.raises(RuntimeError, match="changed my mind"), world.database.writing() as connection:
-        change(connection)
-        raise RuntimeError("changed my mind")
-    world.check("user_alice", direction(), 100)
-    with world.database.writing() as connection:
-        change(connection)
-    assert index.count() == 19
 
 
 def test_an_error_is_the_indexs_in_its_own_transaction_and_the_writes_in_the_callers(world: SqlWorld) -> None:
