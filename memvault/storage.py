@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
+import os
+import shutil
 import tempfile
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -38,16 +41,18 @@ from memvault.values import ErasureReport, ImportReport, SyncReport
 from memvault.vectors.base import VectorIndex
 
 SCHEMA_MODES = ("upgrade", "check", "ignore")
-INDEXING_MODES = ("inline", "manual")
+INDEXING_MODES = ("inline", "background", "manual")
 MEMORY = ":memory:"
 
 T = TypeVar("T")
 
 
 class StorageLayer:
-    """One vault, open. Thread-safe; a context manager. Make it by `open` or `from_env`, once a process.
+    """One vault, open. Thread-safe and fork-safe; a context manager. Make it by `open` or `from_env`.
 
-    A process that forks opens it afterwards, in each child: connections and an index's lock are not shared by a fork.
+    After a fork, such as gunicorn's with preload, parent and child may both go on with it, and each closes its own. An
+    embedded index stays the parent's, as it would be with any other process. Fork between transactions: one that is
+    open at the time belongs to the parent alone.
     """
 
     def __init__(
@@ -69,10 +74,12 @@ class StorageLayer:
         self._database = database
         self._reach = reach
         self._drafting = drafting
-        self._payer = Payer(database, reach)
+        self._payer = Payer(database, reach, threaded=indexing != "manual")
         database.mirror = Mirror(reach)
         self._search = Search(NearestSearch(reach, exact_limit), drafting)
         self._cleanup = cleanup
+        if reach.owner_pid == os.getpid():
+            self._payer.start()  # others owe, and leave it to this process to pay
 
     @classmethod
     def open(
@@ -82,7 +89,7 @@ class StorageLayer:
         vectors: str | VectorIndex | None = None,
         embedder: str | Path | Embedder | Callable[[list[str]], Any] | None = None,
         schema: Literal["upgrade", "check", "ignore"] | None = None,
-        indexing: Literal["inline", "manual"] = "inline",
+        indexing: Literal["inline", "background", "manual"] = "inline",
         index_wait: float = 1.0,
         exact_limit: int = 20_000,
         schema_name: str | None = None,
@@ -101,8 +108,9 @@ class StorageLayer:
         ``schema``: "upgrade" (default on SQLite) migrates to head first, and creates an index in the database; "check"
         (default on servers) raises SchemaError where the database is elsewhere; "ignore" does neither.
         ``schema_name``: the PostgreSQL schema of memvault's tables, where it is not the database's default one.
-        ``indexing``: "inline" pays what a write owes to the index before it returns, and others' debts for at most
-        about ``index_wait`` seconds more; "manual" pays in `sync` only. Searches are right either way.
+        ``indexing``: "inline" waits until what a write owes to the index is paid, ``index_wait`` seconds at most, and
+        not at all where this process cannot reach the index; "background" never waits; in both, a thread pays these
+        debts and others'. "manual" pays in `sync` only. Searches are right whatever is owed.
         ``exact_limit``: up to so many vectors a user's search is exact, above it the index is asked.
         ``token_counter``: tokens of a text; by default a quarter of its characters. ``embed_timeout``: seconds that one
         call of the embedder may take, for some hundred texts, before it is an EmbeddingError. ``engine_options``: for
@@ -170,6 +178,7 @@ class StorageLayer:
         next write of this vault or `sync`. On SQLite the Session begins by waiting for the write lock, unless it is
         bound to ``engine.execution_options(memvault_read_only=True)``, and then may only read.
         """
+        self._payer.start()
         if sql_session is None:
             return UserMemory(self._transactions(user_id), self._drafting, self._search)
         check_identifier(user_id, "user_id")
@@ -245,7 +254,11 @@ class StorageLayer:
         return census.stats(self._database, self._reach)
 
     def close(self) -> None:
-        """Release the index, its lock, and the engine if it was made here. Idempotent."""
+        """Release the index, its lock, and the engine if it was made here. Idempotent.
+
+        What is owed to the index is paid for ``index_wait`` seconds more, and then by whoever opens the vault next.
+        """
+        self._payer.close(self.index_wait)
         self._database.closed = True
         self._cleanup.close()
 
@@ -266,9 +279,11 @@ class StorageLayer:
         if unit.fixed_dimension is not None:
             self._drafting.dimension = unit.fixed_dimension
             self._reach.fix_dimension(unit.fixed_dimension)
-        first = unit.fixed_dimension is not None and self._reach.row.transactional  # now the index can be made
-        if first or (unit.owed and self.indexing == "inline"):
-            self._payer.pay_after_commit(unit.owed, self.index_wait)
+        if self._reach.row.transactional:
+            if unit.fixed_dimension is not None:
+                self._payer.make_index()
+        elif unit.owed:
+            self._payer.hand_over(unit.owed, self.index_wait if self.indexing == "inline" else 0.0)
 
 
 def _choice(named: T | None, otherwise: str) -> T | str:
@@ -281,16 +296,26 @@ def _engine(database_url: object, options: dict[str, Any], cleanup: ExitStack) -
             raise ConfigurationError("engine_options are for a URL; this engine is made already")
         parse_url(database_url.url)
         return database_url
+    folder = None
     if database_url == MEMORY:
-        folder = cleanup.enter_context(tempfile.TemporaryDirectory(prefix="memvault-"))
+        folder = tempfile.mkdtemp(prefix="memvault-")
+        cleanup.callback(_remove, folder, os.getpid())
         database_url = URL.create("sqlite", database=str(Path(folder) / "memvault.db"))
     if not isinstance(database_url, str | URL):
         raise ConfigurationError(f"database_url must be a SQLAlchemy URL or Engine, got {shown(database_url)}")
     url = parse_url(database_url)
     require_folder(url)
     engine = create_engine(url, **options)
+    if folder is not None:
+        weakref.finalize(engine, _remove, folder, os.getpid())  # should nobody close it
     cleanup.callback(engine.dispose)
     return engine
+
+
+def _remove(folder: str, owner: int) -> None:
+    """Unless this is a process that forked off since, which shares the folder and leaves it to its owner."""
+    if os.getpid() == owner:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _check_options(schema: object, indexing: object, index_wait: object, exact_limit: object) -> None:

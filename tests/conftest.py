@@ -16,7 +16,7 @@ from memvault import StorageLayer, UserMemory
 from memvault.database import migrate
 from tests import postgres
 from tests.reused_postgres import Reused
-from tests.support import HashingEmbedder
+from tests.support import HashingEmbedder, assert_returned
 from tests.vectors.chroma_servers import ChromaServer
 
 BACKENDS = (
@@ -27,6 +27,9 @@ BACKENDS = (
     ("postgres", "pgvector"),
 )
 """Database and index of the tests that an index has a say in; all others run once on each database."""
+
+PATIENT_S = 60.0
+"""`index_wait` of the tests' vaults: a write returns when its debts are paid, however busy the machine is."""
 
 OpenVault = Callable[..., StorageLayer]
 """`StorageLayer.open` on the test's own vault, with the test's index and embedder unless others are named."""
@@ -163,7 +166,7 @@ def opened() -> Iterator[list[StorageLayer]]:
         for layer in layers:
             closing.callback(layer.close)
         for layer in layers:
-            assert layer.engine.pool.checkedout() == 0  # type: ignore[attr-defined]  # a QueuePool
+            assert_returned(layer)
 
 
 @pytest.fixture
@@ -179,7 +182,7 @@ def open_exact(database_url: str, opened: list[StorageLayer]) -> OpenVault:
 
 def opener(url: str, index: str, opened: list[StorageLayer]) -> OpenVault:
     def open_it(**options: Any) -> StorageLayer:
-        defaults = {"vectors": index, "embedder": HashingEmbedder(), "schema": "upgrade"}
+        defaults = {"vectors": index, "embedder": HashingEmbedder(), "schema": "upgrade", "index_wait": PATIENT_S}
         layer = StorageLayer.open(url, **{**defaults, **options})
         opened.append(layer)
         return layer

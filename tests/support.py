@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
@@ -32,6 +33,19 @@ def unavailable(reason: str) -> NoReturn:
     if os.environ.get("CI"):
         pytest.fail(f"not available in CI: {reason}")
     pytest.skip(reason)
+
+
+def eventually(reached: Callable[[], bool], within_s: float = 60.0) -> None:
+    """Wait for what another thread or process is about to do; it fails where it is not done in a long time."""
+    deadline = time.monotonic() + within_s
+    while not reached():
+        assert time.monotonic() < deadline, f"not reached within {within_s:g} s"
+        time.sleep(0.01)
+
+
+def assert_returned(layer: StorageLayer) -> None:
+    """No connection was left checked out; but for the payer's, which takes one at times, and gives it back."""
+    eventually(lambda: layer.engine.pool.checkedout() == 0)  # type: ignore[attr-defined]  # a QueuePool
 
 
 class HashingEmbedder:

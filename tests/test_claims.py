@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy import update
 
 from memvault import NewChunk, StorageLayer
-from memvault.indexing import payer as payer_module
+from memvault.indexing import payment
 from memvault.vectors.base import VectorRecord, is_exclusive
 from memvault.vectors.chroma import ChromaIndex
 from memvault.vectors.outbox import OUTBOX
@@ -124,7 +124,7 @@ def test_one_that_took_too_long_owes_again(
 ) -> None:
     one, other = layers
     one.for_user("alice").chunks.add("tea", id="a")
-    monkeypatch.setattr(payer_module, "LEASE_S", -1.0)
+    monkeypatch.setattr(payment, "LEASE_S", -1.0)
     assert (one.sync().paid, one.health()["debts"]) == (0, 1)
     monkeypatch.undo()
     with one.engine.begin() as connection:  # the minute has passed

@@ -27,7 +27,7 @@ from hypothesis.stateful import (
 
 from memvault import ConflictError, F, NewChunk, NotFoundError, StorageLayer, UserMemory, ValidationError
 from tests.reused_postgres import Reused
-from tests.support import ListIndex, assert_nearest
+from tests.support import ListIndex, assert_nearest, assert_returned
 
 EPOCH = datetime(2026, 1, 1, tzinfo=UTC)
 USERS = ("alice", "bob", "%")
@@ -453,7 +453,7 @@ class VaultMachine(RuleBasedStateMachine):
     @precondition(lambda self: hasattr(self, "layer"))
     @invariant()
     def nothing_leaks(self) -> None:
-        assert self.layer.engine.pool.checkedout() == 0  # type: ignore[attr-defined]
+        assert_returned(self.layer)
 
     def teardown(self) -> None:
         try:

@@ -41,6 +41,8 @@ def load(
                     task, completed=lines.bytes_read, description=f"imported {done:,} lines"
                 ),
             )
+        if storage.indexing != "manual":
+            storage.sync()
         health = storage.health()
     if as_json:
         output.print_json(report.model_dump())

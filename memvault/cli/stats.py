@@ -14,6 +14,7 @@ def stats(database_url: DatabaseUrl = None, as_json: AsJson = False) -> None:
             "database": storage.engine.url.render_as_string(hide_password=True),
             "vault_id": storage.vault_id,
             **storage.stats(),
+            "oldest_debt_s": health["oldest_debt_s"],
             "index_owner_pid": health["index_owner_pid"],
             "last_error": health["last_error"],
         }
@@ -27,6 +28,8 @@ def stats(database_url: DatabaseUrl = None, as_json: AsJson = False) -> None:
         shown.add(f"rows of {table}", count)
     for name in ("model", "dimension", "index", "index_records", "debts"):
         shown.add(name.replace("_", " "), held[name])
+    if held["oldest_debt_s"] is not None:
+        shown.add("oldest debt", f"{held['oldest_debt_s']:.0f} s")
     for name in ("index_owner_pid", "last_error"):
         if held[name] is not None:
             shown.add(name.replace("_", " "), str(held[name]))

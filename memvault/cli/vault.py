@@ -68,9 +68,12 @@ def open_vault(database_url: str | None, **otherwise: Any) -> Iterator[StorageLa
 
 @contextmanager
 def existing_vault(database_url: str | None) -> Iterator[StorageLayer]:
-    """The vault, for commands that only look: none is founded, and none migrated unless MEMVAULT_SCHEMA says so."""
+    """The vault, for commands that only look: none is founded, and none migrated unless MEMVAULT_SCHEMA says so.
+
+    What they write, or find owed, is paid when they sync, and not beside it.
+    """
     url = require_database(database_url)
-    settings = {"schema": "check", **_settings(database_url)}
+    settings = {"schema": "check", **_settings(database_url), "indexing": "manual"}
     _require_founded(url, settings["schema"])
     with StorageLayer.open(**settings) as storage:
         yield storage

@@ -13,6 +13,7 @@ from typing import Any, Protocol, TypeVar
 from sqlalchemy import Connection, Engine
 from sqlalchemy.orm import Session
 
+from memvault import forking
 from memvault.database import postgres
 from memvault.database.engine import READ_ONLY, in_schema, schema_of
 from memvault.database.translate import database_errors
@@ -24,6 +25,9 @@ T = TypeVar("T")
 ATTEMPTS = 8
 LONGEST_PAUSE_S = 0.5
 """How often a transaction that PostgreSQL undid for another's sake is run again, and the pause before the last time."""
+
+FORK_WAIT_S = 2.0
+"""How long a fork waits for the transactions of other threads on a SQLite file."""
 
 Step = Callable[[Unit], None]
 
@@ -63,6 +67,11 @@ class Database:
         """Threads that began a write; whoever ends it, on whichever thread, takes them out."""
         self._joined: dict[int, weakref.ref[Session]] = {}
         """Threads that wrote through a Session of theirs, which may still hold the lock of a SQLite file."""
+        self._running: list[int] = []
+        """The thread of each transaction that is open; those through a caller's Session are not known here."""
+        self._admitting = threading.Event()
+        self._admitting.set()
+        forking.follow(self)
 
     @contextmanager
     def reading(self) -> Iterator[Connection]:
@@ -113,12 +122,49 @@ class Database:
         options: dict[str, Any] = {READ_ONLY: read_only}
         if self.engine.dialect.name == "postgresql":
             options.update(postgres.READING if read_only else postgres.WRITING)
-        with (
-            database_errors(),
-            self.engine.connect().execution_options(**options) as connection,
-            connection.begin(),
-        ):
-            yield connection
+        thread = threading.get_ident()
+        self._enter(thread)
+        try:
+            with (
+                database_errors(),
+                self.engine.connect().execution_options(**options) as connection,
+                connection.begin(),
+            ):
+                yield connection
+        finally:
+            self._running.remove(thread)
+
+    # Around a fork. A SQLite file that is open in the moment of a fork is a danger to both: the child's copy of the
+    # library believes that it holds locks which are the parent's, and takes what it shares with later connections for
+    # granted. So none is open then. Connections to a server are merely not used by the child.
+
+    def _enter(self, thread: int) -> None:
+        while True:
+            self._running.append(thread)
+            if self._admitting.is_set():
+                return
+            self._running.remove(thread)
+            self._admitting.wait()
+
+    def before_fork(self) -> None:
+        self._admitting.clear()
+        if self.engine.dialect.name != "sqlite":
+            return
+        deadline = time.monotonic() + FORK_WAIT_S
+        while any(thread != threading.get_ident() for thread in self._running) and time.monotonic() < deadline:
+            time.sleep(0.001)
+        self.engine.dispose()
+
+    def after_fork_in_parent(self) -> None:
+        self._admitting.set()
+
+    def after_fork_in_child(self) -> None:
+        self.engine.dispose(close=False)
+        self._running = [thread for thread in self._running if thread == threading.get_ident()]
+        self._writing &= set(self._running)
+        self._joined.clear()
+        self._admitting = threading.Event()
+        self._admitting.set()
 
 
 class OwnTransactions:

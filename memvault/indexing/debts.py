@@ -108,8 +108,15 @@ class Debts:
             held = update(OUTBOX).where(self._of_index, OUTBOX.c.chunk_id.in_(some), OUTBOX.c.lease_token == token)
             connection.execute(held.values(lease_token=None, leased_until=None))
 
+    def note(self, debts: Sequence[Debt], error: VectorIndexError) -> None:
+        """Note a failed payment that was not the debts' own fault: they stay due."""
+        with self._database.writing() as connection:
+            for some in batches(sorted(debt.chunk_id for debt in debts)):
+                failed = update(OUTBOX).where(self._of_index, OUTBOX.c.chunk_id.in_(some))
+                connection.execute(failed.values(attempts=OUTBOX.c.attempts + 1, last_error=str(error)[:1000]))
+
     def put_off(self, debts: Sequence[Debt], error: VectorIndexError) -> None:
-        """Note a failed payment, let go, and wait longer with each before the next."""
+        """Note that the index refused the debts, let go, and wait longer each time before the next attempt."""
         now = datetime.now(UTC)
         statement = (
             update(OUTBOX)

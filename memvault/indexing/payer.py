@@ -1,119 +1,175 @@
-"""How is paid what an index owes? Read the committed state, make the index equal to it, settle.
-
-Idempotent and free of order: a debt says only that a chunk is owed, never what happened to it. A crash anywhere leaves
-the debt, and it is paid again. A debt whose generation rose meanwhile is not settled: it changed under our hands.
-"""
+"""Who pays what an index owes, and when? A thread of the storage layer's, as soon as it can; or whoever calls sync."""
 
 from __future__ import annotations
 
 import logging
-import secrets
 import threading
-import time
-from collections import defaultdict
-from collections.abc import Collection, Iterator, Sequence
+from collections import deque
+from collections.abc import Collection
+from dataclasses import dataclass, field
 
+from memvault import forking
 from memvault.database.batches import batches
 from memvault.database.transactions import Database
-from memvault.database.unit import Unit
 from memvault.errors import StorageError, VectorIndexError
-from memvault.indexing.committed import records_of
-from memvault.indexing.debts import LEASE_S, Debt, Debts
+from memvault.indexing.payment import Payment
 from memvault.indexing.reach import IndexReach
 from memvault.values import SyncReport
-from memvault.vectors.base import VectorIndex, VectorRecord, is_exclusive
 
 log = logging.getLogger("memvault.index")
 
-BATCH = 5000
-"""Debts of a write that are paid at once: as many as one transaction of `add_many` leaves."""
+POLL_S = 0.5
+"""How often the thread looks for debts that nobody handed to it: those of other processes, and of its callers' own
+transactions. One indexed read; and where the index is out of reach, one attempt to reach it."""
 
-SHARED_BATCH = 250
-"""The same, where they have to be claimed: paying them, at up to 1 MiB each, must take less time than a claim holds."""
+FORK_WAIT_S = 2.0
+"""How long a fork waits for a payment under way."""
 
-OTHERS_BATCH = 200
-"""Debts of others that are paid between two looks at the clock: about .2 s of embedded Chroma."""
+
+@dataclass(eq=False)
+class _Ticket:
+    """A write's debts, handed to the thread."""
+
+    chunk_ids: Collection[str]
+    done: threading.Event = field(default_factory=threading.Event)
 
 
 class Payer:
-    """Pays the debts of one vault's live index, one payment at a time."""
+    """Pays the debts of one vault's live index, one payment at a time.
 
-    def __init__(self, database: Database, reach: IndexReach) -> None:
+    Nothing that goes wrong with the index ever reaches a write: it is logged, and stays owed.
+    """
+
+    def __init__(self, database: Database, reach: IndexReach, *, threaded: bool) -> None:
+        """``threaded``: pay in a thread, once it is started; without, in `sync` alone."""
         self._database = database
         self._reach = reach
-        self._debts = Debts(database, reach.row.id)
-        self._shared = not is_exclusive(reach.index)
-        self._batch = SHARED_BATCH if self._shared else BATCH
+        self._threaded = threaded and not reach.row.transactional
+        self._payment = Payment(database, reach)
         self._paying = threading.Lock()
+        self._wake = threading.Condition()
+        self._tickets: deque[_Ticket] = deque()
+        self._woken = False
+        self._thread: threading.Thread | None = None
+        self._closing = False
+        forking.follow(self)
 
-    def pay_after_commit(self, chunk_ids: Collection[str], wait_s: float) -> None:
-        """Pay what a write has just owed, then others' debts for at most ``wait_s`` seconds.
+    def start(self) -> None:
+        """Have the thread run, if there is to be one. Cheap where it runs already."""
+        if self._thread is None and self._threaded and not self._closing:
+            with self._wake:
+                if self._thread is None and not self._closing:
+                    self._reach.tended = True
+                    self._thread = threading.Thread(target=self._run, name="memvault-payer", daemon=True)
+                    self._thread.start()
 
-        The write is committed: whatever goes wrong here is logged, and stays owed.
-        """
+    def hand_over(self, chunk_ids: Collection[str], wait_s: float) -> None:
+        """Have what a write owes paid; wait for it, ``wait_s`` seconds at most, unless the index is out of reach."""
+        if not self._threaded:
+            return
+        self.start()
+        if wait_s <= 0 or not self._reach.promising:
+            with self._wake:
+                self._woken = True
+                self._wake.notify()
+            return
+        ticket = _Ticket(chunk_ids)
+        with self._wake:
+            if self._closing:
+                return
+            self._tickets.append(ticket)
+            self._wake.notify()
+        ticket.done.wait(wait_s)
+
+    def make_index(self) -> None:
+        """After the vault's first vector, which tells the dimension: make an index that lies in the database."""
         try:
-            with self._paying:
-                if (index := self._reach.acquire()) is None:
-                    return
-                for some in batches(chunk_ids, self._batch):
-                    if self._pay(index, self._debts.named(some)) is None:
-                        return  # nor would the rest be taken
-                deadline = time.monotonic() + wait_s
-                while time.monotonic() < deadline and (debts := self._debts.due(OTHERS_BATCH)):
-                    if not self._pay(index, debts):
-                        return
+            self._reach.acquire()
         except (VectorIndexError, StorageError) as exc:
-            log.warning("a committed write is still owed to the index: %s", exc)
-        except Exception:
-            log.exception("a committed write is still owed to the index, which failed in an unforeseen way")
+            log.warning("the vector index could not be made: %s", exc)
 
     def pay_all(self) -> SyncReport:
         """Pay every debt, however recently its last attempt failed; but for those that another process is paying."""
         paid = failed = 0
-        with self._paying:
-            index = self._reach.acquire(now=True)
-            last = ""
-            while index is not None and (debts := self._debts.after(last, self._batch)):
+        last = ""
+        while True:
+            with self._paying:
+                index = self._reach.acquire(now=True)
+                debts = [] if index is None else self._payment.after(last)
+                if index is None or not debts:
+                    break
                 last = debts[-1].chunk_id
-                if (settled := self._pay(index, debts)) is None:
-                    failed += len(debts)
-                else:
-                    paid += settled
-        return SyncReport(paid=paid, failed=failed, owed=self._debts.count())
+                done = self._payment.pay(index, debts)
+            paid += done.paid
+            failed += done.failed
+            if done.lost:
+                break
+        return SyncReport(paid=paid, failed=failed, owed=self._payment.count())
 
-    def _pay(self, index: VectorIndex, debts: Sequence[Debt]) -> int | None:
-        """How many were paid; None where the index failed, and the next attempt was put off."""
-        token = secrets.token_hex(16) if self._shared else None
-        claimed_at = time.monotonic()
-        if token is not None and debts:
-            debts = self._debts.claim(debts, token)
+    def close(self, wait_s: float) -> None:
+        """Stop the thread: after the payment under way, and after what was handed to it, for ``wait_s`` at most."""
+        with self._wake:
+            self._closing = True
+            self._wake.notify()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(wait_s + 1.0)
+
+    # The thread.
+
+    def _run(self) -> None:
+        more = False
+        while True:
+            with self._wake:
+                if not (self._tickets or self._woken or self._closing or more):
+                    self._wake.wait(POLL_S)
+                tickets = list(self._tickets)
+                self._tickets.clear()
+                self._woken = False
+                if self._closing and not tickets:
+                    return
+            more = False
+            try:
+                with self._paying:
+                    more = self._pay(tickets) and not self._closing
+            except (VectorIndexError, StorageError) as exc:
+                if not self._database.closed:
+                    log.warning("committed writes are still owed to the index: %s", exc)
+            except Exception:
+                log.exception("committed writes are still owed to the index, which failed in an unforeseen way")
+            finally:
+                for ticket in tickets:
+                    ticket.done.set()
+
+    def _pay(self, tickets: list[_Ticket]) -> bool:
+        """Whether there may be more to pay at once."""
+        index = self._reach.acquire()
+        if index is None:
+            return False
+        # Together: of many small writes at once, Chroma takes ten in hardly more time than one.
+        handed = dict.fromkeys(chunk_id for ticket in tickets for chunk_id in ticket.chunk_ids)
+        for some in batches(handed, self._payment.batch):
+            if self._payment.pay(index, self._payment.named(some)).lost:
+                return False
+        for ticket in tickets:
+            ticket.done.set()
+        debts = self._payment.due()
         if not debts:
-            return 0
-        asked_at = time.monotonic()
-        try:
-            records = {record.id: record for record in self._committed(debts)}
-            index.upsert(list(records.values()))
-            index.delete([debt.chunk_id for debt in debts if debt.chunk_id not in records])
-        except VectorIndexError as exc:
-            self._reach.lost(exc, time.monotonic() - asked_at)
-            self._debts.put_off(debts, exc)
-            return None
-        except BaseException:
-            if token is not None:
-                self._debts.let_go(debts, token)  # rather than have them wait for the claim's end
-            raise
-        self._reach.works()
-        if token is not None and time.monotonic() - claimed_at > LEASE_S:
-            self._debts.owe_again(debts)  # somebody else may have written a newer state before ours
-            return 0
-        self._debts.settle(debts, token)
-        return len(debts)
+            return False
+        done = self._payment.pay(index, debts)
+        return not done.lost and done.paid > 0
 
-    def _committed(self, debts: Sequence[Debt]) -> Iterator[VectorRecord]:
-        """What the index should hold of these chunks; those without a vector now are left out."""
-        by_owner: dict[str, list[str]] = defaultdict(list)
-        for debt in debts:
-            by_owner[debt.user_id].append(debt.chunk_id)
-        with self._database.reading() as connection:
-            for user_id, ids in by_owner.items():
-                yield from records_of(Unit(connection, user_id), ids, self._reach.row.model)
+    # Around a fork.
+
+    def before_fork(self) -> None:
+        """No payment is under way in the moment of a fork, if it can be helped."""
+        self._held = self._paying.acquire(timeout=FORK_WAIT_S)
+
+    def after_fork_in_parent(self) -> None:
+        if self._held:
+            self._paying.release()
+
+    def after_fork_in_child(self) -> None:
+        self._paying = threading.Lock()
+        self._wake = threading.Condition()
+        self._tickets.clear()
+        self._thread = None

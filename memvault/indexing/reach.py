@@ -14,26 +14,35 @@ from dataclasses import replace
 
 from sqlalchemy import Connection, select, update
 
+from memvault import forking
 from memvault.database.transactions import Database
 from memvault.errors import ConfigurationError, IndexMismatchError, IndexOwnershipError, VectorIndexError
+from memvault.indexing.reconcile import reconcile
 from memvault.indexing.vault import Vault
-from memvault.vectors.base import IndexSpec, TransactionalIndex, VectorIndex, is_exclusive
+from memvault.vectors.base import DamageableIndex, IndexSpec, TransactionalIndex, VectorIndex, is_exclusive
 from memvault.vectors.canonical import VECTORS, mark_all
 from memvault.vectors.outbox import INDEXES, LiveIndex, live_index
 
 log = logging.getLogger("memvault.index")
 
 RETRY_SECONDS = 1.0
-"""How long an index that could not be opened is left alone. Trying is a file lock or a failed connection: cheap."""
+"""How long an index that failed is left alone. Trying is a file lock or a failed connection: cheap."""
 
 SLOW_S = 1.0
 REST_S = 15.0
-"""After a failure that took longer than `SLOW_S`, such as a server's that does not answer, the index is left alone for
-`REST_S`: searches are exact and writes owe, at once. `sync` asks it all the same."""
+"""The same after a failure that took longer than `SLOW_S`, such as a server's that does not answer. `sync` asks it all
+the same."""
+
+RECORD_S = 0.002
+"""What a record may take an index to write before a failure counts as slow: several times what it does take."""
 
 
 class IndexReach:
-    """The vault's live index as this process sees it."""
+    """The vault's live index as this process sees it.
+
+    An index that failed is out of reach until it was opened anew, which the payer tries from time to time: until then
+    searches are exact and writes owe, at once, and nobody waits for it.
+    """
 
     def __init__(self, database: Database, vault: Vault, index: VectorIndex, *, creates: bool = True) -> None:
         """``creates``: whether an index in the database, for which that takes DDL, is made where it is missing."""
@@ -46,8 +55,10 @@ class IndexReach:
         self._opened = False
         self._closed = False
         self._retry_at = 0.0
-        self._rests_until = 0.0
         self.last_error: VectorIndexError | None = None
+        self.tended = False
+        """Whether a payer opens the index again after a failure; where none does, searches try."""
+        forking.follow(self)
 
     @property
     def row(self) -> LiveIndex:
@@ -55,9 +66,21 @@ class IndexReach:
         return self._row
 
     @property
-    def current(self) -> VectorIndex | None:
-        """The index, if it is open in this process and not left alone; never tries to open it."""
-        return self.index if self._opened and time.monotonic() >= self._rests_until else None
+    def promising(self) -> bool:
+        """Whether a debt may well be paid in a moment: the index has not failed."""
+        return not self._closed and (self._opened or self.last_error is None)
+
+    def for_search(self) -> VectorIndex | None:
+        """The index, if it is open in this process; who searches does not wait for it to be opened again."""
+        if self._opened:
+            return self.index
+        if self.tended:
+            return None
+        try:
+            return self.acquire()
+        except IndexMismatchError as exc:
+            self.lost(exc)
+            return None
 
     @property
     def owned_elsewhere(self) -> bool:
@@ -74,23 +97,22 @@ class IndexReach:
     def acquire(self, *, now: bool = False) -> VectorIndex | None:
         """The index, opened if that can be done; None where it cannot be reached.
 
-        ``now``: try even if the last attempt failed a moment ago, and look again whether an index that failed is what
-        it was: it may have been restored, or have vanished. Raises IndexMismatchError.
+        ``now``: try even if the last attempt failed a moment ago. Raises IndexMismatchError.
         """
         with self._lock:
             if self._closed:
                 return None
-            if self._opened and (self.last_error is None or not now):
-                return self.index if now or time.monotonic() >= self._rests_until else None
+            if self._opened:
+                return self.index
             if self._dimension() is None or (time.monotonic() < self._retry_at and not now):
                 return None
+            began = time.monotonic()
             try:
                 self._open(creating=self._creates)
             except IndexMismatchError:
                 raise
             except VectorIndexError as exc:
-                self._opened = False
-                self._failed(exc)
+                self._failed(exc, time.monotonic() - began)
                 return None
             self.is_there()
             return self.index
@@ -108,7 +130,7 @@ class IndexReach:
                     "this vault has no embedder, and no vector that would tell the index's dimension; give it: "
                     "`memvault index create --dimension 384`"
                 )
-            if self._opened and self.last_error is None and not isinstance(self.index, TransactionalIndex):
+            if self._opened and not isinstance(self.index, TransactionalIndex):
                 return False  # others are asking it
             try:
                 made = self._open(creating=True)
@@ -146,22 +168,24 @@ class IndexReach:
 
     def is_there(self) -> None:
         """Note that the index was seen, whoever made it, and can be asked."""
+        if isinstance(self.last_error, VectorIndexError) and not self._row.transactional:
+            log.info("the vector index %s is in use again", self._row.spec)
         self._opened = True
-        self._rests_until = 0.0
         self.last_error = None
 
-    def works(self) -> None:
-        """Note that the open index did what it was asked."""
-        if self._opened:
-            self.last_error = None
+    current = property(for_search)  # TODO
 
-    def lost(self, error: VectorIndexError, after_s: float = 0.0) -> None:
-        """Note that the open index failed, after how long; it stays open, and the next call may well work."""
-        if after_s > SLOW_S:
-            self._rests_until = time.monotonic() + REST_S
-        if str(error) != str(self.last_error):
-            log.warning("the vector index failed, searches go on exactly and debts are kept: %s", error)
-        self.last_error = error
+    def works(self) -> None:  # TODO
+        pass
+
+    @property
+    def is_resting(self) -> bool:
+        """Whether the index failed so slowly that it is left alone for a while."""
+        return not self._opened and self._retry_at - time.monotonic() > RETRY_SECONDS
+
+    def lost(self, error: VectorIndexError, after_s: float = 0.0, records: int = 0) -> None:
+        """Note that the open index failed, after how long, and with how many records: it has to be opened anew."""
+        self._failed(error, after_s - records * RECORD_S)
 
     def close(self) -> None:
         with self._lock:
@@ -174,6 +198,9 @@ class IndexReach:
         dimension = self._dimension()
         assert dimension is not None
         if self.index.open(IndexSpec(self._vault.id, self._row.model, dimension)):
+            if isinstance(self.index, DamageableIndex) and self.index.suspect:
+                reconcile(self._database, self._row, self.index)
+                self.index.suspect = False
             return False
         if not creating:
             raise VectorIndexError(
@@ -187,17 +214,30 @@ class IndexReach:
         self.index.create()
         return True
 
+    def before_fork(self) -> None:
+        """Nothing: an index knows itself what it shares."""
+
+    def after_fork_in_parent(self) -> None:
+        """Nothing was changed."""
+
+    def after_fork_in_child(self) -> None:
+        self._lock = threading.Lock()
+        self.tended = False
+        if not self._row.transactional:
+            self._opened, self._retry_at, self.last_error = False, 0.0, None
+
     def _dimension(self) -> int | None:
         if self._row.dimension is None:
             with self._database.reading() as connection:
                 self._row = live_index(connection) or self._row
         return self._row.dimension
 
-    def _failed(self, error: VectorIndexError) -> None:
-        self._retry_at = time.monotonic() + RETRY_SECONDS
+    def _failed(self, error: VectorIndexError, after_s: float) -> None:
+        self._opened = False
+        self._retry_at = time.monotonic() + (REST_S if after_s > SLOW_S else RETRY_SECONDS)
         if str(error) != str(self.last_error):
             if isinstance(error, IndexOwnershipError):
                 log.info("%s; this process leaves debts to the owner and searches exactly", error)
             else:
-                log.warning("the vector index cannot be opened, searches go on exactly: %s", error)
+                log.warning("the vector index failed, searches go on exactly and debts are kept: %s", error)
         self.last_error = error

@@ -76,7 +76,7 @@ def stats(database: Database, reach: IndexReach) -> dict[str, Any]:
         }
         users = connection.execute(select(func.count()).select_from(OWNERS)).scalar_one()
         debts = count_owed(connection, reach.row.id)
-    index = reach.acquire()
+    index = reach.acquire(now=True)
     try:
         records = None if index is None else index.count()
     except VectorIndexError as exc:

@@ -174,6 +174,18 @@ class TransactionalIndex(VectorIndex, Protocol):
     ) -> list[VectorMatch]: ...
 
 
+@runtime_checkable
+class DamageableIndex(VectorIndex, Protocol):
+    """An index that may lack what it was given, after a crash of whoever had it open."""
+
+    suspect: bool
+    """Whether `open` found that this may be so. Whoever compares it with SQL sets it to False."""
+
+    def ids(self) -> list[str]:
+        """The ids of all its records."""
+        ...
+
+
 def is_exclusive(index: VectorIndex) -> bool:
     """Whether no other process can write to the index while this one has it open; an index says so by ``exclusive``.
 

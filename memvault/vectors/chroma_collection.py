@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from importlib.util import find_spec
+from typing import Any, Literal, Protocol
 
 import numpy as np
 
@@ -13,11 +15,8 @@ from memvault.embedding.base import Vector
 from memvault.errors import IndexMismatchError, MissingDependencyError, VectorIndexError
 from memvault.filters import EVERYTHING, NOTHING, Comparison, Filter
 from memvault.vectors.base import DECIMALS, IndexSpec, ScannedRecord, VectorMatch, VectorRecord
+from memvault.vectors.chroma_process import ChildError
 from memvault.vectors.chroma_records import compile_where, restored_metadata, stored_metadata
-
-if TYPE_CHECKING:
-    from chromadb.api.collection_configuration import CreateCollectionConfiguration
-    from chromadb.api.models.Collection import Collection
 
 SPACE: Literal["cosine"] = "cosine"
 
@@ -48,48 +47,57 @@ Failures = tuple[type[Exception], ...]
 class Collections(Protocol):
     """What is needed of a client of Chroma's."""
 
-    def get_collection(self, name: str, *, embedding_function: None) -> Collection: ...
+    def get_collection(self, name: str, *, embedding_function: None) -> Any: ...
 
     def create_collection(
-        self,
-        name: str,
-        *,
-        configuration: CreateCollectionConfiguration,
-        metadata: dict[str, Any],
-        embedding_function: None,
-    ) -> Collection: ...
+        self, name: str, *, configuration: Any, metadata: dict[str, Any], embedding_function: None
+    ) -> Any: ...
 
     def get_max_batch_size(self) -> int: ...
 
 
 def require_chromadb() -> None:
-    """Raise MissingDependencyError where the package is absent or broken. Importing it takes a second: at use only."""
+    """Raise MissingDependencyError where the package is absent. It is not imported, which takes a second."""
     try:
-        import chromadb  # noqa: F401
-    except ImportError as exc:
-        raise MissingDependencyError(f"the Chroma index needs chromadb: pip install chromadb ({exc})") from exc
+        missing = find_spec("chromadb") is None
+    except (ImportError, ValueError):  # there is something of that name, but no package
+        missing = True
+    if missing:
+        raise MissingDependencyError("the Chroma index needs chromadb: pip install chromadb")
 
 
 @contextmanager
 def chroma_errors(place: str, doing: str, *also: type[Exception]) -> Iterator[None]:
     """The one place where Chroma's failures become VectorIndexErrors. ``also``: types that mean one here."""
-    from chromadb.errors import ChromaError, NotFoundError
-
-    failures: tuple[type[Exception], ...] = (ChromaError, OSError, *also)
+    told_by_chroma = _told_by_chroma()
+    failures: tuple[type[Exception], ...] = (*told_by_chroma, *also)
     try:
         yield
-    except NotFoundError as exc:
-        raise VectorIndexError(
-            f"the Chroma index in {place} could not {doing}, its collection is gone: {exc}. Opening the vault again "
-            "makes it anew, from SQL"
-        ) from exc
     except failures as exc:
-        told = f"{exc}" if isinstance(exc, (ChromaError, OSError)) and str(exc) else f"{type(exc).__name__}: {exc}"
+        if is_absent(exc):
+            raise VectorIndexError(
+                f"the Chroma index in {place} could not {doing}, its collection is gone: {exc}. It is made anew, from "
+                "SQL, when the vault next tries to reach it"
+            ) from exc
+        told = f"{exc}" if isinstance(exc, told_by_chroma) and str(exc) else f"{type(exc).__name__}: {exc}"
         raise VectorIndexError(f"the Chroma index in {place} could not {doing}: {told}") from exc
     except BaseException as exc:
         if type(exc).__name__ != "PanicException":  # of its Rust layer: no Exception, and of no importable type
             raise
         raise VectorIndexError(f"the Chroma index in {place} could not {doing}, it panicked: {exc}") from exc
+
+
+def is_absent(error: Exception) -> bool:
+    """Whether this is Chroma's way to say that there is no such collection."""
+    if isinstance(error, ChildError):
+        return error.absent
+    return type(error).__name__ == "NotFoundError" and isinstance(error, _told_by_chroma())
+
+
+def _told_by_chroma() -> Failures:
+    """Errors whose text says enough. What was never imported cannot have been raised."""
+    errors = sys.modules.get("chromadb.errors")
+    return (ChildError, OSError) if errors is None else (ChildError, OSError, errors.ChromaError)
 
 
 def name_of(spec: IndexSpec) -> str:
@@ -103,7 +111,7 @@ class ChromaCollection:
     ``place`` names the directory or server in errors, ``failures`` are what its client raises beside Chroma's own.
     """
 
-    def __init__(self, collection: Collection, max_batch: int, place: str, failures: Failures) -> None:
+    def __init__(self, collection: Any, max_batch: int, place: str, failures: Failures) -> None:
         self._collection = collection
         self._write_size = min(WRITE_SIZE, max_batch)
         self._place = place
@@ -112,12 +120,12 @@ class ChromaCollection:
     @classmethod
     def find(cls, client: Collections, spec: IndexSpec, place: str, failures: Failures = ()) -> ChromaCollection | None:
         """The vault's collection, if it is there. Raises IndexMismatchError where it is not what ``spec`` says."""
-        from chromadb.errors import NotFoundError
-
         with chroma_errors(place, "be read", *failures):
             try:
                 collection = client.get_collection(name_of(spec), embedding_function=None)
-            except NotFoundError:
+            except Exception as exc:
+                if not is_absent(exc):
+                    raise
                 return None
             found = cls(collection, client.get_max_batch_size(), place, failures)
         found._verify(spec)
@@ -126,11 +134,7 @@ class ChromaCollection:
     @classmethod
     def make(cls, client: Collections, spec: IndexSpec, place: str, failures: Failures = ()) -> ChromaCollection:
         """A new collection, empty; that of another process, where it has made it meanwhile."""
-        from chromadb.errors import ChromaError
-
-        configuration: CreateCollectionConfiguration = {
-            "hnsw": {"space": SPACE, "ef_search": EF_SEARCH, "sync_threshold": SYNC_THRESHOLD}
-        }
+        configuration = {"hnsw": {"space": SPACE, "ef_search": EF_SEARCH, "sync_threshold": SYNC_THRESHOLD}}
         with chroma_errors(place, "be created", *failures):
             try:
                 collection = client.create_collection(
@@ -139,7 +143,7 @@ class ChromaCollection:
                     metadata=dict(vars(spec)),
                     embedding_function=None,
                 )
-            except ChromaError:  # a server says no more precisely that it is there
+            except _told_by_chroma():  # a server says no more precisely that it is there
                 if (found := cls.find(client, spec, place, failures)) is None:
                     raise
                 return found
@@ -181,9 +185,23 @@ class ChromaCollection:
         ranked = sorted((-round(similarity, DECIMALS), chunk_id) for chunk_id, similarity in found.items())
         return [VectorMatch(chunk_id, min(1.0, max(-1.0, -negated))) for negated, chunk_id in ranked[:k]]
 
+    def ids(self) -> list[str]:
+        """Of every record."""
+        return self._listed(None)
+
     def scan(self, batch: int) -> Iterator[list[ScannedRecord]]:
         """Every record that was there when the scan began and still is."""
         return self._read(self._listed(None), min(batch, READ_SIZE))
+
+    def probe(self) -> None:
+        """Search for, and read, every record: a graph that was damaged fails, or takes its process with it."""
+        for some in batches(self._listed(None), READ_SIZE):
+            with self._errors("be probed"):
+                answer = self._collection.get(ids=some, include=["embeddings"])
+                if answer["ids"]:
+                    self._collection.query(
+                        query_embeddings=answer["embeddings"][:1], ids=answer["ids"], n_results=1, include=["distances"]
+                    )
 
     def count(self, user_id: str | None) -> int:
         """All records, or a user's."""
@@ -211,7 +229,8 @@ class ChromaCollection:
     def _listed(self, condition: dict[str, Any] | None) -> list[str]:
         """Ids alone, all at once: pages by offset would skip records when others are deleted meanwhile."""
         with self._errors("be listed"):
-            return self._collection.get(where=condition, include=[])["ids"]
+            ids: list[str] = self._collection.get(where=condition, include=[])["ids"]
+        return ids
 
     def _read(self, ids: Sequence[str], batch: int) -> Iterator[list[ScannedRecord]]:
         for some in batches(ids, batch):

@@ -8,6 +8,7 @@ from contextlib import suppress
 from os import PathLike
 from typing import TYPE_CHECKING
 
+from memvault import forking
 from memvault.vectors.base import IndexSpec
 from memvault.vectors.chroma_address import parse_address
 from memvault.vectors.chroma_backed import ChromaBacked
@@ -53,16 +54,20 @@ class ChromaServerIndex(ChromaBacked):
         super().__init__(self.location)
         self._guard = threading.RLock()  # for opening and closing; the session takes any number of threads
         self._client: ServerClient | None = None
+        forking.follow(self)
 
     def open(self, spec: IndexSpec) -> bool:
         require_chromadb()
         with self._guard:
-            self._disconnect()
             self._spec = spec
             client = self._connected()
-            client.require_database()
-            self._collection = ChromaCollection.find(client, spec, self.location, self._failures())
-            return self._collection is not None
+            found = None
+            try:
+                client.require_database()
+                found = ChromaCollection.find(client, spec, self.location, self._failures())
+            finally:
+                self._collection = found
+            return found is not None
 
     def create(self) -> None:
         with self._guard:
@@ -85,6 +90,17 @@ class ChromaServerIndex(ChromaBacked):
         with self._guard:
             self._disconnect()
             self._spec = None
+
+    def before_fork(self) -> None:
+        """Nothing: the connections stay with this process."""
+
+    def after_fork_in_parent(self) -> None:
+        """Nothing: the connections stayed with this process."""
+
+    def after_fork_in_child(self) -> None:
+        """Forget the connections without closing them: they are the parent's."""
+        self._guard = threading.RLock()
+        self._inherited, self._client, self._collection = self._client, None, None
 
     def _connected(self) -> ServerClient:
         from memvault.vectors.chroma_client import ServerClient

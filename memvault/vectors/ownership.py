@@ -18,6 +18,10 @@ class DirectoryOwnership:
         self._lock = FileLock(f"{directory}.lock", thread_local=False)  # what one thread took, another may release
         self._owner = Path(f"{directory}.owner")  # a file of its own: taking the lock truncates the lock's
 
+    @property
+    def is_held(self) -> bool:
+        return self._lock.is_locked
+
     def acquire(self) -> None:
         """Become the owner, or be it already. Raises IndexOwnershipError at once where another process is."""
         if not self._directory.parent.is_dir():

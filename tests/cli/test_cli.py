@@ -13,6 +13,7 @@ import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from importlib import metadata, resources
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from typer.testing import CliRunner, Result
 from memvault import NewChunk, StorageLayer
 from memvault.cli.app import app
 from memvault.database import migrate
+from tests.support import eventually
 
 USAGE, OWNERSHIP, FAILURE, INTERRUPTED, BROKEN_PIPE = 2, 3, 4, 130, 141
 SAMPLE = str(resources.files("memvault.cli").joinpath("sample.jsonl"))
@@ -32,12 +34,12 @@ README = Path(__file__).parents[2] / "README.md"
 OWNER = """
 import os, sys
 from memvault import StorageLayer
-with StorageLayer.open(sys.argv[1], vectors="chroma", embedder="static") as storage:
+with StorageLayer.open(sys.argv[1], vectors="chroma", embedder="static", indexing="manual") as storage:
     assert storage.stats()["index_records"] is not None
     print(os.getpid(), flush=True)
     sys.stdin.read()
 """
-"""A process that owns a vault's embedded index until its stdin is closed."""
+"""A process that owns a vault's embedded index until its stdin is closed, and pays nothing."""
 
 
 @pytest.fixture(autouse=True)
@@ -525,6 +527,55 @@ def test_sync_names_the_owner_of_the_index(url: str) -> None:
         owner.communicate()
     assert owner.returncode == 0
     assert run("sync", env={"MEMVAULT_DATABASE_URL": url}).stdout == "paid 239, failed 0, owed 0\n"
+
+
+@contextmanager
+def watching(url: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "memvault", "sync", "--watch", *arguments],
+        env={**os.environ, "MEMVAULT_DATABASE_URL": url},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_sync_can_go_on_paying_for_others(url: str) -> None:
+    env = {"MEMVAULT_DATABASE_URL": url, "MEMVAULT_INDEXING": "manual"}
+    run("import", SAMPLE, env=env)
+    with watching(url, "--json") as process:
+        assert process.stdout is not None
+        first = json.loads(process.stdout.readline())
+        assert (first["paid"], first["owed"], first["index_owner_pid"]) == (239, 0, process.pid)
+        with StorageLayer.open(url, indexing="background") as storage:
+            storage.for_user("u").chunks.add("owed to the index that the other process has")
+            assert storage.health()["index_owner_pid"] == process.pid
+            eventually(lambda: storage.health()["debts"] == 0)
+        assert json.loads(process.stdout.readline())["paid"] == 1
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
+
+
+def test_sync_waits_for_the_owner_to_go(url: str) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", OWNER, url], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as owner:
+        assert owner.stdout is not None
+        owner.stdout.readline()
+        run("import", SAMPLE, env={"MEMVAULT_DATABASE_URL": url})
+        with watching(url) as process:
+            assert process.stdout is not None
+            first = process.stdout.readline()
+            assert first.startswith("paid 0, owed 239, the oldest for ")
+            assert f"process {owner.pid};" in first
+            owner.kill()
+            assert process.stdout.readline() == "paid 239, owed 0\n"
+            process.send_signal(signal.SIGINT)
+            assert process.wait(60) == 0
 
 
 def test_a_shell_command_beside_a_vault_without_an_embedder(url: str) -> None:

@@ -530,7 +530,7 @@ def test_a_collection_that_is_gone_is_said_so(own_server: ChromaServer) -> None:
     own_server.start()
     for name, call in CALLS.items():
         if name not in ("open", "purge"):
-            with failing("gone", "Opening the vault again"):
+            with failing("gone", "It is made anew"):
                 call(index)
     assert not index.open(SPEC)
     index.purge()
