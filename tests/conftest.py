@@ -16,7 +16,7 @@ from memvault import StorageLayer, UserMemory
 from memvault.database import migrate
 from tests import postgres
 from tests.reused_postgres import Reused
-from tests.support import HashingEmbedder, assert_returned
+from tests.support import PATIENT_S, HashingEmbedder, assert_returned
 from tests.vectors.chroma_servers import ChromaServer
 
 BACKENDS = (
@@ -27,9 +27,6 @@ BACKENDS = (
     ("postgres", "pgvector"),
 )
 """Database and index of the tests that an index has a say in; all others run once on each database."""
-
-PATIENT_S = 60.0
-"""`index_wait` of the tests' vaults: a write returns when its debts are paid, however busy the machine is."""
 
 OpenVault = Callable[..., StorageLayer]
 """`StorageLayer.open` on the test's own vault, with the test's index and embedder unless others are named."""

@@ -28,6 +28,10 @@ TOLERANCE = 1e-5
 """Cosines of float32 vectors, summed in another order, agree to this."""
 
 
+PATIENT_S = 60.0
+"""`index_wait` of the tests' vaults: a write returns when its debts are paid, however busy the machine is."""
+
+
 def unavailable(reason: str) -> NoReturn:
     """A backend cannot be had here: a skipped test on a developer's machine, a failure in CI."""
     if os.environ.get("CI"):

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import copy
 import math
+import os
 import shutil
+import signal
 import tempfile
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
+from itertools import cycle
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,14 +29,33 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from memvault import ConflictError, F, NewChunk, NotFoundError, StorageLayer, UserMemory, ValidationError
+from memvault import (
+    ConflictError,
+    F,
+    NewChunk,
+    NotFoundError,
+    StorageLayer,
+    UserMemory,
+    ValidationError,
+    VectorIndexError,
+)
+from memvault.embedding.base import Vector
+from memvault.filters import EVERYTHING, Filter
+from memvault.vectors.base import VectorMatch, VectorRecord
 from tests.reused_postgres import Reused
-from tests.support import ListIndex, assert_nearest, assert_returned
+from tests.support import PATIENT_S, ListIndex, assert_nearest, assert_returned, eventually
+from tests.vectors.chroma_servers import ChromaServer, Relay
 
 EPOCH = datetime(2026, 1, 1, tzinfo=UTC)
 USERS = ("alice", "bob", "%")
 DIMENSION = 8
 
+Indexing = Literal["inline", "background", "manual"]
+Way = tuple[Indexing, int]
+"""How a storage layer is opened: ``indexing``, of which "manual" withholds payment, and ``exact_limit``."""
+
+indexings: st.SearchStrategy[Indexing] = st.sampled_from(["inline", "background", "manual"])
+ways = st.tuples(indexings, st.sampled_from([0, 5, 20_000]))
 users = st.sampled_from(["alice", "alice", "alice", *USERS])  # one has enough for an index to be asked
 # Few ids and few sessions for all users: they collide, and belong to somebody else.
 ids = st.integers(0, 15).map("id {}".format)
@@ -92,25 +115,64 @@ class Abort(Exception):
     """Ends a transaction without committing it."""
 
 
-class VaultMachine(RuleBasedStateMachine):
-    """A vault, and three dicts."""
+class Faults:
+    """When an index fails: by a pattern that is gone through again and again, one step a call."""
 
-    def __init__(self, url: str, index: str | ListIndex) -> None:
-        """``url``: of a database at head without a vault."""
+    def __init__(self) -> None:
+        self._pattern: Iterator[bool] = cycle([False])
+        self._lock = threading.Lock()
+
+    def follow(self, pattern: list[bool]) -> None:
+        with self._lock:
+            self._pattern = cycle(pattern)
+
+    def now(self) -> bool:
+        with self._lock:
+            return next(self._pattern)
+
+
+class FailingList(ListIndex):
+    """A list that refuses what it is told to refuse."""
+
+    def __init__(self, faults: Faults) -> None:
+        super().__init__()
+        self._faults = faults
+
+    def upsert(self, records: Sequence[VectorRecord]) -> None:
+        self._fail()
+        super().upsert(records)
+
+    def delete(self, ids: Sequence[str]) -> None:
+        self._fail()
+        super().delete(ids)
+
+    def query(self, user_id: str, vector: Vector, k: int, where: Filter = EVERYTHING) -> list[VectorMatch]:
+        self._fail()
+        return super().query(user_id, vector, k, where)
+
+    def _fail(self) -> None:
+        if self._faults.now():
+            raise VectorIndexError("the list does not feel like it")
+
+
+class VaultMachine(RuleBasedStateMachine):
+    """A vault that two storage layers have open, and three dicts."""
+
+    def __init__(self, url: str, index: str | ListIndex, faults: Faults) -> None:
+        """``url``: of a database at head without a vault; ``faults``: what makes its index fail."""
         super().__init__()
         self.url = url
         self.index = index
+        self.faults = faults
+        self.kills = 0
         self.models = {name: Model() for name in USERS}
         self.within: UserMemory | None = None
         """The handle of the transaction that is open, if any."""
 
-    @initialize(
-        indexing=st.sampled_from(["inline", "manual"]),
-        exact_limit=st.sampled_from([0, 5, 20_000]),
-        some=st.lists(vectors, max_size=12),
-    )
-    def begin(self, indexing: Literal["inline", "manual"], exact_limit: int, some: list[list[int]]) -> None:
-        self.open(indexing, exact_limit)
+    @initialize(one=ways, other=ways, some=st.lists(vectors, max_size=12))
+    def begin(self, one: Way, other: Way, some: list[list[int]]) -> None:
+        self.layers = [self.open(*one)]
+        self.layers.append(self.open(*other))
         new = [
             NewChunk(f"text {place}", id=f"id {place}", embedding=one, created_at=EPOCH)
             for place, one in enumerate(some)
@@ -118,20 +180,44 @@ class VaultMachine(RuleBasedStateMachine):
         self.add_many("alice", new, "error")
         self.sync()
 
-    def open(self, indexing: Literal["inline", "manual"], exact_limit: int) -> None:
-        self.layer = StorageLayer.open(
+    def open(self, indexing: Indexing, exact_limit: int) -> StorageLayer:
+        return StorageLayer.open(
             self.url,
             vectors=self.index,
             embedder="none",
             schema="upgrade",
             indexing=indexing,
             exact_limit=exact_limit,
+            index_wait=PATIENT_S,
         )
 
-    @rule(indexing=st.sampled_from(["inline", "manual"]), exact_limit=st.sampled_from([0, 5, 20_000]))
-    def reopen(self, indexing: Literal["inline", "manual"], exact_limit: int) -> None:
+    @property
+    def layer(self) -> StorageLayer:
+        """The one of the two that is used now."""
+        return self.layers[0]
+
+    @rule(way=ways)
+    def reopen(self, way: Way) -> None:
         self.layer.close()
-        self.open(indexing, exact_limit)
+        self.layers[0] = self.open(*way)
+
+    @rule()
+    def change_over(self) -> None:
+        """What one has written, the other finds at once."""
+        self.layers.reverse()
+
+    @rule(pattern=st.lists(st.booleans(), min_size=1, max_size=5))
+    def fail(self, pattern: list[bool]) -> None:
+        self.faults.follow(pattern)
+
+    @precondition(lambda self: self.index == "chroma" and self.kills < 2)
+    @rule()
+    def kill_chroma(self) -> None:
+        self.kills += 1
+        for layer in self.layers:
+            pid = layer._reach.index.child_pid  # type: ignore[attr-defined]  # a ChromaIndex
+            if pid is not None:
+                os.kill(pid, signal.SIGKILL)
 
     def user(self, name: str) -> UserMemory:
         return self.within if self.within is not None else self.layer.for_user(name)
@@ -354,10 +440,22 @@ class VaultMachine(RuleBasedStateMachine):
         }
         self.models[name] = Model()
 
+    @rule(name=users, new=st.lists(new_chunks(), max_size=4))
+    def erase_and_fill_again(self, name: str, new: list[NewChunk]) -> None:
+        """With ids that were there before: what was cached of them, or is still in an index, is of somebody else."""
+        self.erase(name)
+        self.add_many(name, [replace(one, session_id=None) for one in new], "skip")
+
     @rule()
     def sync(self) -> None:
-        assert self.layer.sync().owed == 0
-        assert self.layer.health()["debts"] == 0
+        self.faults.follow([False])
+        eventually(self.is_paid)  # the other's thread may be paying right now, or own the index
+
+    def is_paid(self) -> bool:
+        reports = [layer.sync() for layer in self.layers]
+        assert all(report.failed == 0 or self.kills for report in reports), reports
+        debts: int = self.layer.health()["debts"]
+        return debts == 0
 
     # What is asked.
 
@@ -450,55 +548,75 @@ class VaultMachine(RuleBasedStateMachine):
         assert preferences == model.preferences
         assert len(user.jobs.list().items) == min(model.jobs, 50)
 
-    @precondition(lambda self: hasattr(self, "layer"))
+    @precondition(lambda self: hasattr(self, "layers"))
     @invariant()
     def nothing_leaks(self) -> None:
-        assert_returned(self.layer)
+        for layer in self.layers:
+            assert_returned(layer)
 
     def teardown(self) -> None:
+        layers = getattr(self, "layers", [])
         try:
-            if hasattr(self, "layer"):
+            if layers:
                 self.check_at_the_end()
         finally:
-            if hasattr(self, "layer"):
-                self.layer.close()
+            for layer in layers:
+                layer.close()
 
     def check_at_the_end(self) -> None:
         self.sync()
         for name in USERS:
             self.compare(name)
             self.search(name, [1] * DIMENSION, 1000, None, None)
-        stats = self.layer.stats()
+            self.change_over()
+            self.search(name, [1] * DIMENSION, 1000, None, None)
+        stats = max((layer.stats() for layer in self.layers), key=lambda stats: stats["index_records"] is not None)
         vectors = [chunk["vector"] for model in self.models.values() for chunk in model.chunks.values()]
         assert stats["vectors"] == sum(vector is not None for vector in vectors)
         if stats["dimension"] is not None:
             assert stats["index_records"] == stats["vectors"]
 
 
-EXAMPLES = {"exact": 20, "list": 30, "chroma": 10, "sqlite-vec": 10, "pgvector": 8}
+EXAMPLES = {
+    ("sqlite", "exact"): 20,
+    ("sqlite", "list"): 40,
+    ("sqlite", "chroma"): 12,
+    ("sqlite", "chroma-server"): 10,
+    ("sqlite", "sqlite-vec"): 12,
+    ("postgres", "exact"): 8,
+    ("postgres", "pgvector"): 8,
+}
 
 
-@pytest.mark.parametrize("index", EXAMPLES)
+@pytest.mark.parametrize(("database", "index"), EXAMPLES, ids=lambda name: name)
 def test_a_vault_does_what_dicts_do(
-    request: pytest.FixtureRequest, tmp_path: Path, migrated_database: Path, index: str
+    request: pytest.FixtureRequest, tmp_path: Path, migrated_database: Path, database: str, index: str
 ) -> None:
-    if index == "pgvector":
+    if database == "postgres":
         reused: Reused = request.getfixturevalue("reused_postgres")
+    faults = Faults()
+    if index == "chroma-server":
+        server: ChromaServer = request.getfixturevalue("chroma_server")
+        relay = Relay(server)
+        relay.answer = lambda _: b"" if faults.now() else None  # it hangs up
+        request.addfinalizer(relay.close)
 
     def empty() -> str:
         """The URL of an example's own database."""
-        if index == "pgvector":
+        if database == "postgres":
             return reused.emptied()
         return f"sqlite:///{shutil.copy(migrated_database, Path(tempfile.mkdtemp(dir=tmp_path)) / 'memvault.db')}"
 
     class Machine(VaultMachine):
         def __init__(self) -> None:
-            super().__init__(empty(), ListIndex() if index == "list" else index)
+            faults.follow([False])
+            vectors = f"{relay.url}?database={server.new_database()}" if index == "chroma-server" else index
+            super().__init__(empty(), FailingList(faults) if index == "list" else vectors, faults)
 
     run_state_machine_as_test(
         Machine,
         settings=settings(
-            max_examples=EXAMPLES[index],
+            max_examples=EXAMPLES[database, index],
             stateful_step_count=25,
             deadline=None,
             derandomize=True,

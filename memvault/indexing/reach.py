@@ -234,7 +234,8 @@ class IndexReach:
 
     def _failed(self, error: VectorIndexError, after_s: float) -> None:
         self._opened = False
-        self._retry_at = time.monotonic() + (REST_S if after_s > SLOW_S else RETRY_SECONDS)
+        rests = after_s > SLOW_S and not is_exclusive(self.index)  # one that hangs here has been ended, and replaced
+        self._retry_at = time.monotonic() + (REST_S if rests else RETRY_SECONDS)
         if str(error) != str(self.last_error):
             if isinstance(error, IndexOwnershipError):
                 log.info("%s; this process leaves debts to the owner and searches exactly", error)

@@ -76,12 +76,15 @@ def stats(database: Database, reach: IndexReach) -> dict[str, Any]:
         }
         users = connection.execute(select(func.count()).select_from(OWNERS)).scalar_one()
         debts = count_owed(connection, reach.row.id)
-    index = reach.acquire(now=True)
-    try:
-        records = None if index is None else index.count()
-    except VectorIndexError as exc:
-        reach.lost(exc)
-        records = None
+    records: int | None = None
+    for _ in range(2):  # one that has failed unnoticed is opened again
+        if (index := reach.acquire(now=True)) is None:
+            break
+        try:
+            records = index.count()
+            break
+        except VectorIndexError as exc:
+            reach.lost(exc)
     return {
         "users": users,
         "rows": rows,
