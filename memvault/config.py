@@ -26,7 +26,7 @@ DEFAULT_EMBEDDER = "static"
 PREFIX = "MEMVAULT_"
 
 _TEXT_SETTINGS = ("vectors", "embedder", "schema", "schema_name", "indexing")
-_NUMBER_SETTINGS = {"index_wait": float, "exact_limit": int, "embed_timeout": float}
+_NUMBER_SETTINGS = {"index_wait": float, "exact_limit": int, "cache_bytes": int, "embed_timeout": float}
 
 
 def default_vectors(engine: Engine) -> str:

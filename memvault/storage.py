@@ -65,6 +65,7 @@ class StorageLayer:
         indexing: str,
         index_wait: float,
         exact_limit: int,
+        cache_bytes: int,
         cleanup: ExitStack,
     ) -> None:
         """For `open`: takes what it has put together."""
@@ -76,7 +77,7 @@ class StorageLayer:
         self._drafting = drafting
         self._payer = Payer(database, reach, threaded=indexing != "manual")
         database.mirror = Mirror(reach)
-        self._search = Search(NearestSearch(reach, exact_limit), drafting)
+        self._search = Search(NearestSearch(reach, exact_limit, cache_bytes), drafting)
         self._cleanup = cleanup
         if reach.owner_pid == os.getpid():
             self._payer.start()  # others owe, and leave it to this process to pay
@@ -92,6 +93,7 @@ class StorageLayer:
         indexing: Literal["inline", "background", "manual"] = "inline",
         index_wait: float = 1.0,
         exact_limit: int = 20_000,
+        cache_bytes: int = 256 << 20,
         schema_name: str | None = None,
         token_counter: TokenCounter | None = None,
         embed_timeout: float = 60.0,
@@ -111,7 +113,9 @@ class StorageLayer:
         ``indexing``: "inline" waits until what a write owes to the index is paid, ``index_wait`` seconds at most, and
         not at all where this process cannot reach the index; "background" never waits; in both, a thread pays these
         debts and others'. "manual" pays in `sync` only. Searches are right whatever is owed.
-        ``exact_limit``: up to so many vectors a user's search is exact, above it the index is asked.
+        ``exact_limit``: up to so many vectors a user's search is exact, above it the index is asked. ``cache_bytes``:
+        of the vectors of users who searched last, kept in memory for exact searches, and compared with the database
+        before each; 0 for none.
         ``token_counter``: tokens of a text; by default a quarter of its characters. ``embed_timeout``: seconds that one
         call of the embedder may take, for some hundred texts, before it is an EmbeddingError. ``engine_options``: for
         `sqlalchemy.create_engine`.
@@ -119,7 +123,7 @@ class StorageLayer:
         Raises ConfigurationError, SchemaError, StorageError; IndexMismatchError (a VectorIndexError) where the vault
         remembers another index or embedder, or the index found is not this vault's.
         """
-        _check_options(schema, indexing, index_wait, exact_limit)
+        _check_options(schema, indexing, index_wait, exact_limit, cache_bytes)
         if token_counter is not None and not callable(token_counter):
             raise ConfigurationError(f"token_counter must be callable with a text, got {shown(token_counter)}")
         if engine_options is not None and not isinstance(engine_options, dict):
@@ -159,13 +163,14 @@ class StorageLayer:
                 indexing=indexing,
                 index_wait=index_wait,
                 exact_limit=exact_limit,
+                cache_bytes=cache_bytes,
                 cleanup=cleanup.pop_all(),
             )
 
     @classmethod
     def from_env(cls) -> Self:
         """Open what MEMVAULT_DATABASE_URL names; MEMVAULT_VECTORS, _EMBEDDER, _SCHEMA, _SCHEMA_NAME, _INDEXING,
-        _INDEX_WAIT, _EXACT_LIMIT and _EMBED_TIMEOUT are `open`'s arguments of these names.
+        _INDEX_WAIT, _EXACT_LIMIT, _CACHE_BYTES and _EMBED_TIMEOUT are `open`'s arguments of these names.
         """
         return cls.open(**settings_from_env())
 
@@ -318,11 +323,14 @@ def _remove(folder: str, owner: int) -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _check_options(schema: object, indexing: object, index_wait: object, exact_limit: object) -> None:
+def _check_options(
+    schema: object, indexing: object, index_wait: object, exact_limit: object, cache_bytes: object
+) -> None:
     try:
         check_choice("upgrade" if schema is None else schema, "schema", SCHEMA_MODES)
         check_choice(indexing, "indexing", INDEXING_MODES)
         check_integer(exact_limit, "exact_limit", minimum=0)
+        check_integer(cache_bytes, "cache_bytes", minimum=0)
     except ValidationError as exc:
         raise ConfigurationError(str(exc)) from exc
     if isinstance(index_wait, bool) or not isinstance(index_wait, int | float) or not 0 <= index_wait < math.inf:

@@ -201,5 +201,9 @@ def _set_wal(cursor: Any) -> None:
 
 
 def _begin(connection: Connection) -> None:
-    read_only = connection.get_execution_options().get(READ_ONLY, False)
-    connection.exec_driver_sql("BEGIN" if read_only else "BEGIN IMMEDIATE")
+    if connection.get_execution_options().get(READ_ONLY, False):
+        # Past SQLAlchemy, which takes longer than SQLite: it waits for nobody, and cannot fail.
+        driver_connection: Any = connection.connection.dbapi_connection
+        driver_connection.execute("BEGIN")
+    else:
+        connection.exec_driver_sql("BEGIN IMMEDIATE")

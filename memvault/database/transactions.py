@@ -113,7 +113,9 @@ class Database:
     def read_for(self, user_id: str, work: Callable[[Unit], T]) -> T:
         """Run one user's work that only reads, in a transaction of its own."""
         with self.reading() as connection:
-            return work(Unit(connection, user_id))
+            unit = Unit(connection, user_id)
+            unit.is_snapshot = True
+            return work(unit)
 
     @contextmanager
     def _connection(self, *, read_only: bool) -> Iterator[Connection]:

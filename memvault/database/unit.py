@@ -113,6 +113,8 @@ class Unit:
         """Chunks that got another vector, or lost theirs, since the index in this database was last told."""
         self.fixed_dimension: int | None = None
         """The vault's dimension, where this transaction brought its first vector."""
+        self.is_snapshot = False
+        """Whether this transaction sees committed rows alone, as they were at one moment: what it reads may be kept."""
         self.lost = False
         """The database itself rolled this transaction back; what comes after would be committed piece by piece."""
         self._owner: LockedOwner | None = None

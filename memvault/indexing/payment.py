@@ -20,8 +20,8 @@ from memvault.indexing.debts import LEASE_S, Debt, Debts
 from memvault.indexing.reach import IndexReach
 from memvault.vectors.base import VectorIndex, VectorRecord, is_exclusive
 
-BATCH = 5000
-"""Debts that are paid at once: as many as one transaction of `add_many` leaves."""
+BATCH = 1000
+"""Debts that are paid at once, in half a second of embedded Chroma: who closes the vault, or forks, waits for it."""
 
 SHARED_BATCH = 250
 """The same, where they have to be claimed: paying them, at up to 1 MiB each, must take less time than a claim holds."""
@@ -85,6 +85,8 @@ class Payment:
                 continue
             except VectorIndexError as exc:
                 error = exc
+            if self._reach.is_closed:
+                return Outcome(paid, failed + len(some), lost=True)
             self._reach.lost(error, time.monotonic() - asked_at, records=len(some))
             refusals += 1
             if refusals > MOST_REFUSALS or not self._is_back():

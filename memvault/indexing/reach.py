@@ -66,6 +66,10 @@ class IndexReach:
         return self._row
 
     @property
+    def is_closed(self) -> bool:
+        return self._closed
+
+    @property
     def promising(self) -> bool:
         """Whether a debt may well be paid in a moment: the index has not failed."""
         return not self._closed and (self._opened or self.last_error is None)
@@ -173,11 +177,6 @@ class IndexReach:
         self._opened = True
         self.last_error = None
 
-    current = property(for_search)  # TODO
-
-    def works(self) -> None:  # TODO
-        pass
-
     @property
     def is_resting(self) -> bool:
         """Whether the index failed so slowly that it is left alone for a while."""
@@ -188,9 +187,9 @@ class IndexReach:
         self._failed(error, after_s - records * RECORD_S)
 
     def close(self) -> None:
+        self._closed = True
         with self._lock:
             self._opened = False
-            self._closed = True
             self.index.close()
 
     def _open(self, *, creating: bool) -> bool:
@@ -234,6 +233,8 @@ class IndexReach:
 
     def _failed(self, error: VectorIndexError, after_s: float) -> None:
         self._opened = False
+        if self._closed:
+            return  # what was under way has failed for that
         rests = after_s > SLOW_S and not is_exclusive(self.index)  # one that hangs here has been ended, and replaced
         self._retry_at = time.monotonic() + (REST_S if rests else RETRY_SECONDS)
         if str(error) != str(self.last_error):

@@ -22,6 +22,7 @@ from memvault.database.base import (
     within_unit,
 )
 from memvault.database.batches import batches
+from memvault.database.prepared import Prepared
 from memvault.database.unit import Unit
 from memvault.database.where import compile_where
 from memvault.filters import EVERYTHING, F, Filter, comparisons
@@ -66,14 +67,17 @@ CHUNK_COLUMNS = [CHUNKS.c[name] for name in Chunk.model_fields]
 
 def chunk_value(row: Any) -> Chunk:
     """A row of `CHUNK_COLUMNS` as it crosses the API. The database's own rows need no second validation."""
-    return Chunk.model_construct(**row._mapping)
+    return Chunk.of_row(row)
+
+
+NOT_COMPRESSED: Filter = F.compressed == False  # noqa: E712 - an expression, not a test
 
 
 def without_compressed(where: Filter) -> Filter:
     """The filter with compressed chunks left out, unless it names ``compressed``: then it decides itself."""
     if any(one.field == "compressed" for one in comparisons(where)):
         return where
-    return where & (F.compressed == False)  # noqa: E712 - an expression, not a test
+    return where & NOT_COMPRESSED
 
 
 def select_chunks(unit: Unit, where: Filter = EVERYTHING) -> Select[Any]:
@@ -87,8 +91,29 @@ def matching_ids(unit: Unit, where: Filter) -> set[str]:
     return set(unit.execute(unit.select(CHUNKS.c.id, frm=CHUNKS).where(compile_where(where, CHUNKS))).scalars())
 
 
+def _build_read(unit: Unit, ids: Sequence[str]) -> Select[Any]:
+    return unit.select(*CHUNK_COLUMNS, frm=CHUNKS, by_key=True).where(CHUNKS.c.id.in_(ids))
+
+
+def _build_read_current(unit: Unit, ids: Sequence[str]) -> Select[Any]:
+    return _build_read(unit, ids).where(compile_where(NOT_COMPRESSED, CHUNKS))
+
+
+_READ = Prepared(_build_read)
+_READ_CURRENT = Prepared(_build_read_current)
+
+FEW = 64
+"""Up to so many ids are read by a statement that is compiled once for each number of them, rounded up."""
+
+
 def read_chunks(unit: Unit, ids: Sequence[str], where: Filter = EVERYTHING) -> dict[str, Chunk]:
     """Those of the chunks with these ids that are the user's and pass the filter: one SELECT a batch."""
+    if not ids:
+        return {}
+    if len(ids) <= FEW and where in (EVERYTHING, NOT_COMPRESSED):
+        prepared = _READ if where == EVERYTHING else _READ_CURRENT
+        padded = [*ids, *([ids[-1]] * (-len(ids) % 8))]
+        return {row[0]: Chunk.of_row(row) for row in prepared.rows(unit, padded)}
     found: dict[str, Chunk] = {}
     for some in batches(ids):
         statement = unit.select(*CHUNK_COLUMNS, frm=CHUNKS, by_key=True).where(CHUNKS.c.id.in_(some))

@@ -24,9 +24,10 @@ from memvault.errors import VectorIndexError
 from memvault.filters import Filter
 from memvault.indexing.reach import IndexReach
 from memvault.memory.chunk_table import CHUNKS, matching_ids, read_chunks
+from memvault.search.matrices import VectorCache
 from memvault.values import Chunk
 from memvault.vectors.base import TransactionalIndex, VectorIndex, VectorMatch, pushdown
-from memvault.vectors.canonical import load_vectors, vector_count
+from memvault.vectors.canonical import OwnerState, load_vectors, owner_state, stored_vectors
 from memvault.vectors.exact import best, similarities
 from memvault.vectors.outbox import live_index, owed_ids
 
@@ -34,6 +35,9 @@ Tier = Literal["exact", "index"]
 
 ROUNDING = 1e-5
 """By how much an index's similarity may differ from the same vectors' in SQL."""
+
+PAGE = 4096
+"""Vectors that are in memory at once where all of a large user's are compared."""
 
 WIDENINGS = 3
 """How often the index is asked again for four times as many before all is scored exactly."""
@@ -61,9 +65,10 @@ class Wanted:
 class NearestSearch:
     """Finds neighbours for any user of one vault."""
 
-    def __init__(self, reach: IndexReach, exact_limit: int) -> None:
+    def __init__(self, reach: IndexReach, exact_limit: int, cache_bytes: int) -> None:
         self._reach = reach
         self._exact_limit = exact_limit
+        self._cache = VectorCache(cache_bytes)
 
     def run(self, transactions: Transactions, wanted: Wanted) -> list[Neighbor]:
         """The nearest chunks, nearest first, ties by id."""
@@ -78,18 +83,22 @@ class NearestSearch:
 
     def find(self, unit: Unit, wanted: Wanted, *, exactly: bool = False) -> list[Neighbor]:
         """As `run`, within a transaction. ``exactly``: without the index."""
-        count = vector_count(unit)
-        if count == 0:
+        state = owner_state(unit)  # before anything else is read: what is kept is valid for this state, or is not
+        if state is None or state.vector_count == 0:
             return []
         self._check_dimension(unit, wanted.vector)
+        if state.vector_count <= self._exact_limit:
+            vectors = self._cache.get(unit, state, self._reach.row.model, wanted.vector.size)
+            return self._exactly(unit, wanted, vectors.ids, similarities(vectors.matrix, wanted.vector))
         found: list[Neighbor] | None = None
-        if count > self._exact_limit and not exactly:
-            index = self._reach.current
+        if not exactly:
             if isinstance(inside := self._reach.index, TransactionalIndex):
                 found = self._within(unit, inside, wanted)
-            elif index is not None and not index.transactional:
-                found = self._by_index(unit, index, wanted, count)
-        return self._exactly(unit, wanted) if found is None else found
+            elif not self._reach.row.transactional and (index := self._reach.for_search()) is not None:
+                found = self._by_index(unit, index, wanted, state.vector_count)
+        if found is None:
+            found = self._exactly(unit, wanted, *self._streamed(unit, state, wanted.vector))
+        return found
 
     def _check_dimension(self, unit: Unit, vector: Vector) -> None:
         """Another process, or this very transaction, may have fixed the dimension of a vault without embedder."""
@@ -97,22 +106,34 @@ class NearestSearch:
             dimension = live.dimension
         check_vector(vector, "embedding", dimension)
 
-    def _exactly(self, unit: Unit, wanted: Wanted) -> list[Neighbor]:
-        ids, matrix = load_vectors(unit, self._reach.row.model, wanted.vector.size)
-        scores = similarities(matrix, wanted.vector)
+    def _streamed(self, unit: Unit, state: OwnerState, vector: Vector) -> tuple[list[str], NDArray[np.float64]]:
+        """All of the user's chunks and their similarities, with few of the vectors in memory at a time."""
+        ids: list[str] = []
+        scores: list[NDArray[np.float64]] = []
+        after: int | None = None
+        while True:
+            page = stored_vectors(unit, state, self._reach.row.model, after=after, limit=PAGE)
+            ids += page.ids
+            scores.append(similarities(page.matrix(vector.size), vector))
+            if len(page.ids) < PAGE:
+                return ids, np.concatenate(scores)
+            after = page.keys[-1]
+
+    def _exactly(self, unit: Unit, wanted: Wanted, ids: Sequence[str], scores: NDArray[np.float64]) -> list[Neighbor]:
         if wanted.min_similarity is not None:
             ids, scores = _keep(ids, scores, scores >= wanted.min_similarity)
         # Most filters let most through: walk down the ranking first, and list what matches only if that fails.
         tried = 0
         found: list[Neighbor] = []
-        for width in (2 * wanted.k + 16, 8 * wanted.k + 64):
+        for width in (wanted.k, 4 * wanted.k + 32, 16 * wanted.k + 128):
             ranked = best(ids, scores, width)
             found += _hydrated(unit, ranked[tried:], wanted.where, "exact")
             tried = len(ranked)
-            if len(found) >= wanted.k or tried == len(ids):
+            if len(found) >= wanted.k or tried == len(scores):
                 return found[: wanted.k]
         allowed = matching_ids(unit, wanted.where)
-        ids, scores = _keep(ids, scores, np.fromiter((id in allowed for id in ids), bool, len(ids)))
+        count = len(scores)
+        ids, scores = _keep(ids, scores, np.fromiter((id in allowed for id in ids[:count]), bool, count))
         return _hydrated(unit, best(ids, scores, wanted.k), wanted.where, "exact")
 
     def _within(self, unit: Unit, index: TransactionalIndex, wanted: Wanted) -> list[Neighbor] | None:
@@ -147,7 +168,6 @@ class NearestSearch:
             asked_at = time.monotonic()
             try:
                 matches = index.query(unit.user_id, wanted.vector, width, pushed)
-                self._reach.works()
             except VectorIndexError as exc:
                 self._reach.lost(exc, time.monotonic() - asked_at)
                 return None

@@ -16,11 +16,13 @@ from sqlalchemy import (
     BigInteger,
     Boolean,
     Column,
+    ColumnElement,
     Connection,
     ForeignKey,
     Index,
     Integer,
     LargeBinary,
+    Select,
     String,
     UniqueConstraint,
     bindparam,
@@ -43,6 +45,7 @@ from memvault.database.base import (
 from memvault.database.batches import batches
 from memvault.database.bulk import upsert
 from memvault.database.postgres import BINARY
+from memvault.database.prepared import Prepared
 from memvault.database.unit import EPOCHS_PER_OWNER, Unit
 from memvault.embedding.base import Matrix, Vector
 from memvault.errors import ValidationError
@@ -185,10 +188,82 @@ def mark_all(connection: Connection, index: LiveIndex) -> None:
     )
 
 
-def vector_count(unit: Unit) -> int:
-    """How many vectors the user has: one indexed read."""
-    count = unit.execute(select(OWNERS.c.vector_count).where(OWNERS.c.user_id == unit.user_id)).scalar_one_or_none()
-    return count or 0
+@dataclass(frozen=True)
+class OwnerState:
+    """What a user's vectors are, as one transaction sees them: two that are equal stand for the same vectors."""
+
+    number: int
+    incarnation: str
+    epoch: int
+    removed_epoch: int
+    vector_count: int
+
+
+@dataclass(frozen=True)
+class StoredVectors:
+    """Vectors as they lie in SQL, in the order in which they were stored: ``keys`` rise, ``blobs`` are float32."""
+
+    keys: list[int]
+    ids: list[str]
+    blobs: list[bytes]
+
+    def matrix(self, dimension: int) -> Matrix:
+        """(n, dimension)"""
+        return np.frombuffer(b"".join(self.blobs), dtype="<f4").reshape(len(self.blobs), dimension)
+
+
+def _build_state(unit: Unit, _: Sequence[Any]) -> Select[Any]:
+    columns = [OWNERS.c[name] for name in OwnerState.__dataclass_fields__]
+    return select(*columns).where(OWNERS.c.user_id == bindparam("owner", unit.user_id))
+
+
+def _build_range(unit: Unit, values: Sequence[Any]) -> Select[Any]:
+    *where, limit = values
+    return _by_key(unit, where, VECTORS.c.id, VECTORS.c.chunk_id, VECTORS.c.vector).order_by(VECTORS.c.id).limit(limit)
+
+
+def _build_keys(unit: Unit, values: Sequence[Any]) -> Select[Any]:
+    return _by_key(unit, values, VECTORS.c.id)
+
+
+def _by_key(unit: Unit, values: Sequence[Any], *columns: ColumnElement[Any]) -> Select[Any]:
+    """By the clustered key, not by the user's index."""
+    model, first, last = values
+    return unit.select(*columns, frm=VECTORS, by_key=True).where(
+        VECTORS.c.id.between(first, last), VECTORS.c.model == model, VECTORS.c.field == CONTENT
+    )
+
+
+_STATE = Prepared(_build_state)
+_RANGE = Prepared(_build_range)
+_KEYS = Prepared(_build_keys)
+_NO_LIMIT = 2**62
+
+
+def owner_state(unit: Unit) -> OwnerState | None:
+    """None for a user who has never written, or was erased: one indexed read."""
+    rows = _STATE.rows(unit)
+    return OwnerState(*rows[0]) if rows else None
+
+
+def stored_vectors(
+    unit: Unit, state: OwnerState, model: str, *, after: int | None = None, limit: int = _NO_LIMIT
+) -> StoredVectors:
+    """The user's vectors by a model; those with keys above ``after``, and ``limit`` of them at most."""
+    first, last = key_range(state)
+    rows = _RANGE.rows(unit, (model, first if after is None else after + 1, last, limit), {BINARY: True})
+    return StoredVectors([row[0] for row in rows], [row[1] for row in rows], [row[2] for row in rows])
+
+
+def stored_keys(unit: Unit, state: OwnerState, model: str) -> list[int]:
+    """The keys of the user's vectors by a model."""
+    return [row[0] for row in _KEYS.rows(unit, (model, *key_range(state)))]
+
+
+def key_range(state: OwnerState) -> tuple[int, int]:
+    """The least and the greatest key that a vector of the user can have."""
+    first = state.number * EPOCHS_PER_OWNER
+    return first, first + EPOCHS_PER_OWNER - 1
 
 
 def load_vectors(unit: Unit, model: str, dimension: int, ids: Sequence[str] | None = None) -> tuple[list[str], Matrix]:
@@ -196,25 +271,16 @@ def load_vectors(unit: Unit, model: str, dimension: int, ids: Sequence[str] | No
 
     ``ids``: these chunks only, those of them that have a vector.
     """
-    columns = (VECTORS.c.chunk_id, VECTORS.c.vector)
-    rows: list[Any] = []
     if ids is None:
-        number = unit.execute(select(OWNERS.c.number).where(OWNERS.c.user_id == unit.user_id)).scalar_one_or_none()
-        if number is not None:
-            first = number * EPOCHS_PER_OWNER
-            statement = (
-                unit.select(*columns, frm=VECTORS, by_key=True)  # by the clustered key, not by the user's index
-                .where(VECTORS.c.id.between(first, first + EPOCHS_PER_OWNER - 1))
-                .where(VECTORS.c.model == model, VECTORS.c.field == CONTENT)
-                .order_by(VECTORS.c.id)
-            )
-            rows += unit.execute(statement.execution_options(**{BINARY: True})).all()
-    else:
-        for some in batches(ids):
-            statement = unit.select(*columns, frm=VECTORS, by_key=True).where(
-                VECTORS.c.chunk_id.in_(some), VECTORS.c.model == model, VECTORS.c.field == CONTENT
-            )
-            rows += unit.execute(statement.execution_options(**{BINARY: True})).all()
+        state = owner_state(unit)
+        stored = StoredVectors([], [], []) if state is None else stored_vectors(unit, state, model)
+        return stored.ids, stored.matrix(dimension)
+    rows: list[Any] = []
+    for some in batches(ids):
+        statement = unit.select(VECTORS.c.chunk_id, VECTORS.c.vector, frm=VECTORS, by_key=True).where(
+            VECTORS.c.chunk_id.in_(some), VECTORS.c.model == model, VECTORS.c.field == CONTENT
+        )
+        rows += unit.execute(statement.execution_options(**{BINARY: True})).all()
     matrix = np.frombuffer(b"".join(row.vector for row in rows), dtype="<f4").reshape(len(rows), dimension)
     return [row.chunk_id for row in rows], matrix
 

@@ -25,12 +25,12 @@ def similarities(matrix: Matrix, vector: Vector) -> NDArray[np.float64]:
 
 
 def best(ids: Sequence[str], scores: NDArray[np.float64], count: int) -> list[VectorMatch]:
-    """The ``count`` best of the scored ids, best first, ties by id."""
-    if count < len(ids):
-        threshold = np.partition(scores, len(ids) - count)[len(ids) - count]
+    """The ``count`` best of the scored ids, best first, ties by id. ``ids`` may go on beyond the scores."""
+    if count < len(scores):
+        threshold = np.partition(scores, len(scores) - count)[len(scores) - count]
         candidates = np.flatnonzero(scores >= threshold).tolist()
     else:
-        candidates = list(range(len(ids)))
+        candidates = list(range(len(scores)))
     ranked = sorted((-float(scores[place]), ids[place]) for place in candidates)
     return [VectorMatch(chunk_id, -negated) for negated, chunk_id in ranked[:count]]
 

@@ -320,30 +320,33 @@ def test_equal_similarities_come_by_id(index_world: IndexWorld) -> None:
 
 def test_a_thousand_copies_of_one_vector_are_all_found(index_world: IndexWorld) -> None:
     index_world.put(make_records(500, "user_bob", prefix="bob"))
-    index_world.put([make_record(f"mem_{place:04}", direction(1)) for place in range(3000)])
-    matches = index_world.check("user_alice", direction(1), 3000)
-    assert [match.id for match in matches] == [f"mem_{place:04}" for place in range(3000)]
-    assert len(index_world.check("user_alice", direction(2), 5000)) == 3000
+    count = 3000 // index_world.slowness
+    index_world.put([make_record(f"mem_{place:04}", direction(1)) for place in range(count)])
+    matches = index_world.check("user_alice", direction(1), count)
+    assert [match.id for match in matches] == [f"mem_{place:04}" for place in range(count)]
+    assert len(index_world.check("user_alice", direction(2), 5000)) == count
 
 
 def test_thousands_are_written_and_asked_for_at_once(index_world: IndexWorld) -> None:
-    mine = make_records(6000)
-    theirs = make_records(6000, "user_bob", prefix="bob", seed=2)
+    count = 6000 // index_world.slowness
+    mine = make_records(count)
+    theirs = make_records(count, "user_bob", prefix="bob", seed=2)
     index_world.fill([record for pair in zip(mine, theirs, strict=True) for record in pair])
-    assert index_world.index.count() == 12_000
-    assert index_world.index.count("user_bob") == 6000
+    assert index_world.index.count() == 2 * count
+    assert index_world.index.count("user_bob") == count
     index_world.check("user_alice", direction(), 10)
-    index_world.check("user_alice", direction(), 5000, recall=0.999)
-    assert len(index_world.check("user_alice", direction(), 100_000)) == 6000
+    index_world.check("user_alice", direction(), count * 5 // 6, recall=0.999)
+    assert len(index_world.check("user_alice", direction(), 100_000)) == count
     index_world.check("user_alice", direction(), 5000, F.compressed == True)  # noqa: E712
     index_world.remove([record.id for record in theirs])
-    assert index_world.index.count() == 6000
+    assert index_world.index.count() == count
     index_world.check("user_bob", direction(), 10)
 
 
 def test_a_small_user_among_many_records_loses_none(index_world: IndexWorld) -> None:
-    records = make_records(30_000, "user_bob")
-    for place in range(500, 30_000, 1000):
+    count = 30_000 // index_world.slowness
+    records = make_records(count, "user_bob")
+    for place in range(count // 60, count, count // 30):
         records[place] = replace(records[place], metadata=replace(records[place].metadata, user_id="user_alice"))
     index_world.fill(records)
     for seed in range(5):

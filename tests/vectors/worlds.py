@@ -37,6 +37,8 @@ class IndexWorld(ABC):
     """An index under test. Tests write by `put` and `remove`, and compare its answers with ``records``."""
 
     index: VectorIndex
+    slowness = 1
+    """Of thousands of records, how many times fewer a test writes: a server takes a millisecond and more for each."""
 
     def __init__(self) -> None:
         self.records: dict[str, VectorRecord] = {}
@@ -139,6 +141,8 @@ class ChromaWorld(IndexWorld):
 class ChromaServerWorld(IndexWorld):
     """A Chroma database of its own, on a server that tests share."""
 
+    slowness = 4
+
     def __init__(self, url: str) -> None:
         super().__init__()
         self.url = url
@@ -171,6 +175,8 @@ class SqlWorld(IndexWorld):
         self.engine = engine
         self.database = Database(engine)
         self._make = make
+        if engine.dialect.name == "postgresql":
+            self.slowness = 3
         with self.database.writing() as connection:
             connection.execute(
                 insert(INDEXES).values(
