@@ -119,7 +119,10 @@ def check_json(value: object, argument: str) -> Json:
 
 
 def dump_json(value: Json) -> str:
-    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    return _dump(value) if value != {} else "{}"  # most metadata: there is none
+
+
+_dump = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
 
 
 def _check_str(value: object, argument: str) -> str:

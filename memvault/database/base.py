@@ -63,6 +63,14 @@ def _utc_of_text(value: str | None) -> datetime | None:
     return None if value is None else datetime.fromisoformat(f"{value}+00:00")
 
 
+def _text_of_utc(value: datetime | None) -> str | None:
+    if value is None:
+        return None
+    if value.utcoffset() is None:
+        raise ValueError(f"naive datetime {value.isoformat()}")
+    return value.astimezone(UTC).replace(tzinfo=None).isoformat(" ", "microseconds")
+
+
 class UtcDateTime(TypeDecorator[datetime]):
     """An aware datetime, in UTC both ways; SQLite stores it without the offset, PostgreSQL as timestamptz."""
 
@@ -75,6 +83,9 @@ class UtcDateTime(TypeDecorator[datetime]):
         if value.utcoffset() is None:
             raise ValueError(f"naive datetime {value.isoformat()}")
         return value.astimezone(UTC)
+
+    def bind_processor(self, dialect: Dialect) -> Callable[[Any], Any] | None:
+        return _text_of_utc if dialect.name == "sqlite" else super().bind_processor(dialect)
 
     def result_processor(self, dialect: Dialect, coltype: object) -> Callable[[Any], Any] | None:
         return _utc_of_text if dialect.name == "sqlite" else super().result_processor(dialect, coltype)

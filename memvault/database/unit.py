@@ -101,6 +101,17 @@ class LockedOwner:
         return range(first, self.epoch + 1)
 
 
+_CHANGING = ("epoch", "removed_epoch", "vector_count", "default_session_id")
+_LOCK_OWNER = (
+    select(*(column for column in OWNERS.c if column.name != "user_id"))
+    .where(OWNERS.c.user_id == bindparam("owner"))
+    .with_for_update()
+)
+_SAVE_OWNER = (
+    update(OWNERS).where(OWNERS.c.user_id == bindparam("owner")).values({name: bindparam(name) for name in _CHANGING})
+)
+
+
 class Unit:
     """One transaction, for one user."""
 
@@ -203,16 +214,8 @@ class Unit:
         owner = self._owner
         if owner is None or owner == self._saved:
             return
-        self.connection.execute(
-            update(OWNERS)
-            .where(OWNERS.c.user_id == self.user_id)
-            .values(
-                epoch=owner.epoch,
-                removed_epoch=owner.removed_epoch,
-                vector_count=owner.vector_count,
-                default_session_id=owner.default_session_id,
-            )
-        )
+        changed = {name: value for name, value in vars(owner).items() if name in _CHANGING}
+        self.connection.execute(_SAVE_OWNER, {"owner": self.user_id, **changed})
         self._saved = LockedOwner(**vars(owner))
 
     def forget_owner(self) -> None:
@@ -220,9 +223,7 @@ class Unit:
         self._owner = self._saved = None
 
     def _read_owner(self) -> dict[str, Any] | None:
-        columns = [column for column in OWNERS.c if column.name != "user_id"]
-        statement = select(*columns).where(OWNERS.c.user_id == self.user_id).with_for_update()
-        row = self.connection.execute(statement).one_or_none()
+        row = self.connection.execute(_LOCK_OWNER, {"owner": self.user_id}).one_or_none()
         return None if row is None else dict(row._mapping)
 
 

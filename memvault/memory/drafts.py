@@ -7,7 +7,6 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
-from functools import cached_property
 from typing import Any
 
 from memvault.embedding.base import NO_EMBEDDER, Embedder, Matrix, Vector, check_vector
@@ -64,8 +63,9 @@ class Draft:
         """Whether one is due that nobody has given."""
         return self.vector is None and self.memory_type != PROCEDURAL
 
-    @cached_property
+    @property
     def content_hash(self) -> str:
+        # A cached_property would take its lock, which takes longer than to hash a short text again.
         return hash_content(self.content)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -57,6 +58,7 @@ def insert_drafts(unit: Unit, drafts: Sequence[Draft], on_conflict: str) -> list
             for draft in stored
             if draft.vector is not None
         ],
+        new=True,
         vectorless=sum(draft.vector is None for draft in stored),
     )
     changes: dict[str, SessionChange] = {}
@@ -66,7 +68,8 @@ def insert_drafts(unit: Unit, drafts: Sequence[Draft], on_conflict: str) -> list
         change.tokens += draft.token_count
         change.latest = max(change.latest or draft.created_at, draft.created_at)
     count_in_sessions(unit, changes)
-    return [Chunk.model_construct(**row, user_id=unit.user_id) for row in rows]
+    names = tuple(Chunk.model_fields)
+    return [Chunk.of_row([unit.user_id if name == "user_id" else row[name] for name in names]) for row in rows]
 
 
 def _insert_rows(
@@ -77,7 +80,8 @@ def _insert_rows(
     for _ in range(MAX_DRAWS):
         rows = [_row(draft, default_session_id) for draft in remaining]
         try:
-            with unit.savepoint():
+            # One alone is there or not: there is nothing to take back.
+            with unit.savepoint() if len(rows) > 1 else nullcontext():
                 if unit.insert_new(CHUNKS, rows) < len(remaining):
                     raise _TakenError
         except _TakenError:

@@ -101,6 +101,11 @@ class ChunkVector:
     embedded: bool = False
 
 
+_IN_USE = select(INDEXES.c.id, INDEXES.c.model, INDEXES.c.dimension, INDEXES.c.transactional, INDEXES.c.state).where(
+    INDEXES.c.state != "retired"
+)
+
+
 def apply(
     unit: Unit,
     *,
@@ -108,25 +113,23 @@ def apply(
     changed: Sequence[str] = (),
     dropped: Sequence[str] = (),
     vectorless: int = 0,
+    new: bool = False,
 ) -> None:
     """Make SQL's vectors follow a change of chunks, and let the indexes know.
 
     ``put``: chunks with a new vector, whether they had one or not. ``changed``: chunks whose vector stays, but whose
     other indexed columns do not. ``dropped``: chunks that lose their vector. No chunk stands in two of them.
+    ``new``: the chunks in ``put`` were inserted in this transaction, and can have no vector yet.
     ``vectorless``: how many chunks changed in nothing that a vector or an index holds: they raise the epoch, too.
 
     Raises ValidationError where a vector has another dimension than the vault's first one fixed.
     """
     owner = unit.lock_owner()
     owner.next_epochs(vectorless + len(changed))
-    indexes = unit.execute(
-        select(INDEXES.c.id, INDEXES.c.model, INDEXES.c.dimension, INDEXES.c.transactional, INDEXES.c.state).where(
-            INDEXES.c.state != "retired"
-        )
-    ).all()
+    indexes = unit.execute(_IN_USE).all()
     live = next(row for row in indexes if row.state == "live")
 
-    replaced = _delete_vectors(unit, [item.chunk_id for item in put] + list(dropped))
+    replaced = _delete_vectors(unit, [*dropped, *(() if new else (item.chunk_id for item in put))])
     owner.vector_count -= replaced
     owner.next_epochs(replaced, removing=True)
     if put:
