@@ -19,7 +19,7 @@ from memvault.database.transactions import Database
 from memvault.errors import ConfigurationError, IndexMismatchError, IndexOwnershipError, VectorIndexError
 from memvault.indexing.reconcile import reconcile
 from memvault.indexing.vault import Vault
-from memvault.vectors.base import DamageableIndex, IndexSpec, TransactionalIndex, VectorIndex, is_exclusive
+from memvault.vectors.base import DoubtfulIndex, IndexSpec, TransactionalIndex, VectorIndex, is_exclusive
 from memvault.vectors.canonical import VECTORS, mark_all
 from memvault.vectors.outbox import INDEXES, LiveIndex, live_index
 
@@ -197,9 +197,9 @@ class IndexReach:
         dimension = self._dimension()
         assert dimension is not None
         if self.index.open(IndexSpec(self._vault.id, self._row.model, dimension)):
-            if isinstance(self.index, DamageableIndex) and self.index.suspect:
-                reconcile(self._database, self._row, self.index)
-                self.index.suspect = False
+            if isinstance(self.index, DoubtfulIndex) and (doubt := self.index.doubt) is not None:
+                reconcile(self._database, self._row, self.index, doubt)
+                self.index.doubt = None
             return False
         if not creating:
             raise VectorIndexError(

@@ -8,20 +8,20 @@ from collections import defaultdict
 from sqlalchemy import select
 
 from memvault.database.transactions import Database
-from memvault.vectors.base import DamageableIndex
+from memvault.vectors.base import Doubt, VectorIndex
 from memvault.vectors.canonical import CONTENT, VECTORS
 from memvault.vectors.outbox import LiveIndex, mark
 
 log = logging.getLogger("memvault.index")
 
 
-def reconcile(database: Database, row: LiveIndex, index: DamageableIndex) -> None:
+def reconcile(database: Database, row: LiveIndex, index: VectorIndex, doubt: Doubt) -> None:
     """Owe the index what it lacks, and remove from it what SQL has not got. Nobody else may be writing to it.
 
     What is owed already is owed once more, which does no harm. Raises VectorIndexError.
     """
-    # The index first: what is written to SQL meanwhile is then merely taken for missing, which its own debt says, too.
-    held = set(index.ids())
+    # The index was read first: what is written to SQL since is merely taken for missing, as its own debt says, too.
+    held = set(doubt.listed) - set(doubt.unfindable)
     lacking: dict[str, list[str]] = defaultdict(list)
     known: set[str] = set()
     with database.reading() as connection:
@@ -32,7 +32,7 @@ def reconcile(database: Database, row: LiveIndex, index: DamageableIndex) -> Non
             known.add(chunk_id)
             if chunk_id not in held:
                 lacking[user_id].append(chunk_id)
-    orphaned = sorted(held - known)
+    orphaned = sorted(set(doubt.listed) - known)
     index.delete(orphaned)
     with database.writing() as connection:
         for user_id, ids in sorted(lacking.items()):

@@ -174,16 +174,21 @@ class TransactionalIndex(VectorIndex, Protocol):
     ) -> list[VectorMatch]: ...
 
 
+@dataclass(frozen=True)
+class Doubt:
+    """What an index holds that may lack what it was given: the ids ``listed``, and those of them that a query does
+    not find."""
+
+    listed: Sequence[str]
+    unfindable: Sequence[str]
+
+
 @runtime_checkable
-class DamageableIndex(VectorIndex, Protocol):
-    """An index that may lack what it was given, after a crash of whoever had it open."""
+class DoubtfulIndex(VectorIndex, Protocol):
+    """An index that a crash of whoever had it open can leave incomplete."""
 
-    suspect: bool
-    """Whether `open` found that this may be so. Whoever compares it with SQL sets it to False."""
-
-    def ids(self) -> list[str]:
-        """The ids of all its records."""
-        ...
+    doubt: Doubt | None
+    """Set by `open` where it found such an end. Whoever has compared it with SQL sets it to None."""
 
 
 def is_exclusive(index: VectorIndex) -> bool:

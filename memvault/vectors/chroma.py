@@ -12,7 +12,7 @@ from pathlib import Path
 
 from memvault import forking
 from memvault.errors import IndexMismatchError, VectorIndexError
-from memvault.vectors.base import IndexSpec
+from memvault.vectors.base import Doubt, IndexSpec
 from memvault.vectors.chroma_backed import ChromaBacked
 from memvault.vectors.chroma_collection import ChromaCollection, chroma_errors, name_of, require_chromadb
 from memvault.vectors.chroma_process import BusyError, ChromaDirectory, ChromaProcess, opened
@@ -31,7 +31,7 @@ class ChromaIndex(ChromaBacked):
 
     Chroma itself runs in a child process. Where that crashes or hangs, or is killed with its service, calls raise
     VectorIndexError until `open` is called again, which probes what was left behind: what does not answer is removed,
-    as if nothing had been there, and of what does, `suspect` says that it may lack what it was given.
+    as if nothing had been there, and of what does, `doubt` says what it holds.
     """
 
     exclusive = True
@@ -44,7 +44,7 @@ class ChromaIndex(ChromaBacked):
         self._in_use = Path(f"{self._directory}.child")
         self._guard = threading.RLock()  # for opening and closing; the child takes any number of threads
         self._process: ChromaProcess | None = None
-        self.suspect = False
+        self.doubt: Doubt | None = None
         forking.follow(self)
 
     @property
@@ -126,8 +126,8 @@ class ChromaIndex(ChromaBacked):
             self._collection = ChromaCollection.find(ChromaDirectory(process), spec, self._place)
             if left_open and self._collection is not None:
                 log.info("the vector index in %s was not closed in good order; it is probed", self._place)
-                self.suspect = True
-                self._collection.probe()
+                listed = self._collection.ids()
+                self.doubt = Doubt(listed, self._collection.unfindable(listed))
         except IndexMismatchError:
             raise
         except VectorIndexError:
@@ -162,7 +162,7 @@ class ChromaIndex(ChromaBacked):
                 f"{', '.join(sorted(others))}. Move these elsewhere, or point the vault at a folder of its own"
             ) from reason
         self._remove()
-        self.suspect = False
+        self.doubt = None
         log.warning("%s; it was not closed in good order, and is made anew from SQL", reason)
 
     def _names(self) -> set[str]:

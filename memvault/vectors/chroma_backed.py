@@ -38,9 +38,6 @@ class ChromaBacked:
     def scan(self, batch: int = 1000) -> Iterator[list[ScannedRecord]]:
         return self._opened().scan(batch)
 
-    def ids(self) -> list[str]:
-        return self._opened().ids()
-
     def count(self, user_id: str | None = None) -> int:
         return self._opened().count(user_id)
 

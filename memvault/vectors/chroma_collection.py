@@ -193,15 +193,25 @@ class ChromaCollection:
         """Every record that was there when the scan began and still is."""
         return self._read(self._listed(None), min(batch, READ_SIZE))
 
-    def probe(self) -> None:
-        """Search for, and read, every record: a graph that was damaged fails, or takes its process with it."""
-        for some in batches(self._listed(None), READ_SIZE):
+    def unfindable(self, ids: Sequence[str]) -> list[str]:
+        """Those of the records that can be listed, but not found, by a search that asks for just them.
+
+        To be read and searched for is also the probe of a graph that may be damaged: it fails, or takes its process
+        with it. A record that is merely not found is found again once it is written again.
+        """
+        lost: list[str] = []
+        for some in batches(ids, READ_SIZE):
             with self._errors("be probed"):
                 answer = self._collection.get(ids=some, include=["embeddings"])
                 if answer["ids"]:
-                    self._collection.query(
-                        query_embeddings=answer["embeddings"][:1], ids=answer["ids"], n_results=1, include=["distances"]
-                    )
+                    found = self._collection.query(
+                        query_embeddings=answer["embeddings"][:1],
+                        ids=answer["ids"],
+                        n_results=len(answer["ids"]),
+                        include=["distances"],
+                    )["ids"][0]
+                    lost += sorted(set(answer["ids"]) - set(found))
+        return lost
 
     def count(self, user_id: str | None) -> int:
         """All records, or a user's."""

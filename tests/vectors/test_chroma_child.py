@@ -50,10 +50,13 @@ def gone(process: psutil.Process) -> bool:
 
 
 def reopened(world: ChromaWorld) -> bool:
-    """Open again what failed; whether it is suspected to lack something."""
+    """Open again what failed; whether it is doubted."""
     assert isinstance(world.index, ChromaIndex)
     assert world.index.open(SPEC)
-    return world.index.suspect
+    if world.index.doubt is not None:
+        assert set(world.index.doubt.listed) == set(world.records)
+        assert world.index.doubt.unfindable == []
+    return world.index.doubt is not None
 
 
 def test_a_child_that_is_killed_is_an_error_and_can_be_replaced(world: ChromaWorld, directory: Path) -> None:
@@ -73,7 +76,7 @@ def test_a_child_that_is_killed_is_an_error_and_can_be_replaced(world: ChromaWor
     world.check("user_alice", direction(), 50)
 
 
-def test_one_that_was_closed_in_good_order_is_not_suspected(world: ChromaWorld, directory: Path) -> None:
+def test_one_that_was_closed_in_good_order_is_not_doubted(world: ChromaWorld, directory: Path) -> None:
     world.put(make_records(3))
     assert Path(f"{directory}.child").read_text() == f"{child_of(world).pid}\n"
     world.index.close()
@@ -228,7 +231,7 @@ def test_another_models_collection_is_refused_and_not_removed(world: ChromaWorld
     assert (directory / "chroma.sqlite3").exists()
 
 
-def test_a_directory_that_vanished_is_not_suspected(world: ChromaWorld, directory: Path) -> None:
+def test_a_directory_that_vanished_is_not_doubted(world: ChromaWorld, directory: Path) -> None:
     world.put(make_records(10))
     leave_open(world)
     shutil.rmtree(directory)
@@ -278,7 +281,7 @@ def test_a_killed_owners_child_ends_in_good_order(directory: Path, doing: str) -
         process.kill()
         process.wait(30)
         with opened(directory) as index:  # it waits for the child to let go
-            assert not index.suspect
+            assert index.doubt is None
             assert index.count() in (20, 1500)
             assert len(index.query("user_alice", direction(), 2000)) == index.count()
         eventually(lambda: gone(child))
