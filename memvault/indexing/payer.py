@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Collection
 from dataclasses import dataclass, field
@@ -52,6 +53,8 @@ class Payer:
         self._woken = False
         self._thread: threading.Thread | None = None
         self._closing = False
+        self._until = 0.0
+        self._last_error = ""
         forking.follow(self)
 
     def start(self) -> None:
@@ -107,9 +110,11 @@ class Payer:
         return SyncReport(paid=paid, failed=failed, owed=self._payment.count())
 
     def close(self, wait_s: float) -> None:
-        """Stop the thread: after the payment under way, and after what was handed to it, for ``wait_s`` at most."""
+        """Stop the thread: after the payment under way, and what else is owed, for ``wait_s`` at most."""
         with self._wake:
             self._closing = True
+            self._until = time.monotonic() + wait_s
+            self._woken = True
             self._wake.notify()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(wait_s + 1.0)
@@ -120,25 +125,31 @@ class Payer:
         more = False
         while True:
             with self._wake:
-                if not (self._tickets or self._woken or self._closing or more):
+                if self._closing and (time.monotonic() > self._until or not (self._tickets or self._woken or more)):
+                    return
+                if not (self._tickets or self._woken or more):
                     self._wake.wait(POLL_S)
                 tickets = list(self._tickets)
                 self._tickets.clear()
                 self._woken = False
-                if self._closing and not tickets:
-                    return
             more = False
             try:
                 with self._paying:
-                    more = self._pay(tickets) and not self._closing
+                    more = self._pay(tickets)
+                self._last_error = ""
             except (VectorIndexError, StorageError) as exc:
-                if not self._database.closed:
-                    log.warning("committed writes are still owed to the index: %s", exc)
+                self._complain(exc)
             except Exception:
                 log.exception("committed writes are still owed to the index, which failed in an unforeseen way")
             finally:
                 for ticket in tickets:
                     ticket.done.set()
+
+    def _complain(self, error: Exception) -> None:
+        """Once, however often it is tried again."""
+        if str(error) != self._last_error and not self._database.closed:
+            log.warning("committed writes are still owed to the index: %s", error)
+        self._last_error = str(error)
 
     def _pay(self, tickets: list[_Ticket]) -> bool:
         """Whether there may be more to pay at once."""
