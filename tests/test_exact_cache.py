@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from sqlalchemy import event
+from sqlalchemy import event, text
 from sqlmodel import Session
 
 from memvault import ConfigurationError, F, NewChunk, StorageLayer, UserMemory
@@ -82,9 +82,9 @@ def test_a_second_search_reads_one_row_and_its_answer(vault: StorageLayer) -> No
     with reading(vault) as seen:
         check(alice, truth, seed=51)
         assert (seen["vectors"], seen["keys"]) == ([], [])
-        owners, chunks = [statement for statement in seen["all"] if statement.lstrip().startswith("SELECT")]
-    assert "owners" in owners  # before anything else
-    assert "memory_chunks" in chunks
+        [both] = [statement for statement in seen["all"] if statement.lstrip().startswith("SELECT")]
+        assert "owners" in both
+        assert "memory_chunks" in both
 
 
 def test_a_new_chunk_costs_the_rows_that_came(vault: StorageLayer) -> None:
@@ -142,11 +142,30 @@ def test_a_filter_hydrates_no_more_than_it_must(vault: StorageLayer) -> None:
     truth = fill(alice, 200)
     check(alice, truth)
     with reading(vault) as seen:
-        alice.search(embedding=truth["mem 0007"], k=5)
+        alice.search(embedding=truth["mem 0007"], k=5, where=F.importance >= 0)
     assert sum("memory_chunks" in statement for statement in seen["all"]) == 1
     only = {"mem 0150": truth["mem 0150"]}
     query = -np.asarray(truth["mem 0150"])
     assert_nearest(alice.search(embedding=query, where=F.id == "mem 0150", k=3), only, query, 3)
+
+
+def test_what_does_not_pass_makes_room_for_what_does(vault: StorageLayer) -> None:
+    alice = vault.for_user("alice")
+    truth = fill(alice, 60)
+    query = unit_vectors(1, DIMENSION, 5)[0]
+    nearest = [hit.chunk.id for hit in alice.search(embedding=query, k=60)]
+    with vault.engine.begin() as connection:
+        compressed = [{"id": id} for id in nearest[:7]]
+        connection.execute(text("UPDATE memory_chunks SET compressed = (1 = 1) WHERE id = :id"), compressed)
+    for k in (1, 5, 7, 10, 53, 60):
+        assert [hit.chunk.id for hit in alice.search(embedding=query, k=k)] == nearest[7 : 7 + k]
+        everything = alice.search(embedding=query, k=k, include_compressed=True)
+        assert [hit.chunk.id for hit in everything] == nearest[:k]
+    least = alice.search(embedding=query, k=60)[20].similarity
+    assert len(alice.search(embedding=query, k=60, min_similarity=least)) == 21
+    assert len(alice.search(embedding=query, k=9, min_similarity=least)) == 9
+    assert alice.search(embedding=query, min_similarity=1.0) == []
+    assert len(truth) == 60
 
 
 # Who writes.

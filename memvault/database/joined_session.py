@@ -6,8 +6,8 @@ owner's row is locked and read anew each time.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import UnboundExecutionError
@@ -15,6 +15,7 @@ from sqlalchemy.orm import Session, scoped_session
 
 from memvault.database.base import Owner
 from memvault.database.engine import READ_ONLY, is_ours, translate_on
+from memvault.database.prepared import Prepared
 from memvault.database.transactions import Database, done_by
 from memvault.database.translate import database_errors
 from memvault.database.unit import Unit
@@ -54,6 +55,9 @@ class SessionTransactions:
         if self._session.in_transaction():
             return self.read(work)
         return self._database.read_for(self.user_id, work)
+
+    def glance(self, prepared: Prepared, values: Sequence[Any]) -> list[Any] | None:
+        return None
 
     def write(self, work: Callable[[Unit], T]) -> T:
         unit = self._unit()

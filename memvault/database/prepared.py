@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from sqlalchemy import Dialect, Select
+from sqlalchemy import Dialect, Engine, Select, exc
 from sqlalchemy.types import TypeEngine
 
 from memvault.database.base import SCHEMA
@@ -34,27 +34,43 @@ class Prepared:
     def rows(self, unit: Unit, values: Sequence[Any] = (), options: Mapping[str, Any] | None = None) -> list[Any]:
         """The rows, as sequences of what SQLAlchemy's types make of the driver's values."""
         connection = unit.connection
-        compiled = self._compiled(connection.dialect, schema_of(connection), tuple(map(type, values)))
-        bound: Any
-        if isinstance(compiled.places, dict):
-            bound = {name: _value(what, unit.user_id, values) for name, what in compiled.places.items()}
-        else:
-            bound = tuple([_value(what, unit.user_id, values) for what in compiled.places])
+        compiled, bound = self._bound(connection.dialect, schema_of(connection), unit.user_id, values)
         result = connection.exec_driver_sql(compiled.sql, bound, execution_options=options and dict(options))
         cursor = result.cursor  # SQLAlchemy would make a Row of each, which of thousands takes longer than the database
         assert cursor is not None
-        rows = cursor.fetchall()
-        converters = compiled.converters_for(connection.dialect, cursor.description)
+        rows = compiled.fetched(cursor, connection.dialect)
         result.close()
-        if not converters:
-            return list(rows)
-        converted = []
-        for row in rows:
-            cells = list(row)
-            for place, convert in converters:
-                cells[place] = convert(cells[place])
-            converted.append(cells)
-        return converted
+        return rows
+
+    def alone(self, engine: Engine, user_id: str, values: Sequence[Any] = ()) -> list[Any]:
+        """As `rows`, where this one statement is all that is read: it needs no transaction around it."""
+        compiled, bound = self._bound(engine.dialect, schema_of(engine), user_id, values)
+        if engine.dialect.name != "sqlite":
+            with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+                cursor = connection.exec_driver_sql(compiled.sql, bound).cursor
+                assert cursor is not None
+                return compiled.fetched(cursor, engine.dialect)
+        # Past SQLAlchemy's Connection: it would take ten times as long as SQLite.
+        pooled = engine.raw_connection()
+        try:
+            cursor = pooled.cursor()
+            for listener in engine.dispatch.before_cursor_execute:  # whoever watches statements sees this one, too
+                listener(None, cursor, compiled.sql, bound, None, False)
+            try:
+                cursor.execute(compiled.sql, bound)
+                return compiled.fetched(cursor, engine.dialect)
+            except engine.dialect.loaded_dbapi.Error as error:
+                raise exc.DBAPIError.instance(
+                    compiled.sql, None, error, engine.dialect.loaded_dbapi.Error, hide_parameters=True
+                ) from error
+        finally:
+            pooled.close()
+
+    def _bound(self, dialect: Dialect, schema: str | None, owner: str, values: Sequence[Any]) -> tuple[_Compiled, Any]:
+        compiled = self._compiled(dialect, schema, tuple(map(type, values)))
+        if isinstance(compiled.places, dict):
+            return compiled, {name: _value(what, owner, values) for name, what in compiled.places.items()}
+        return compiled, tuple([_value(what, owner, values) for what in compiled.places])
 
     def _compile(self, dialect: Dialect, schema: str | None, kinds: Sequence[type]) -> _Compiled:
         stand_ins = [f"\x00{place}" if kind is str else -(2**62) - place for place, kind in enumerate(kinds)]
@@ -83,17 +99,24 @@ class _Compiled:
     types: list[TypeEngine[Any]]
     converters: list[tuple[int, Callable[[Any], Any]]] | None = None
 
-    def converters_for(
-        self, dialect: Dialect, description: Sequence[Sequence[Any]]
-    ) -> list[tuple[int, Callable[[Any], Any]]]:
-        """What the values in which column have to go through; the database says once of which types they are."""
-        if self.converters is None:
+    def fetched(self, cursor: Any, dialect: Dialect) -> list[Any]:
+        """All rows of a cursor, their values made by SQLAlchemy's types."""
+        rows = cursor.fetchall()
+        if self.converters is None:  # the database has said once now of which types its columns are
             self.converters = [
                 (place, convert)
-                for place, (kind, column) in enumerate(zip(self.types, description, strict=True))
+                for place, (kind, column) in enumerate(zip(self.types, cursor.description, strict=True))
                 if (convert := kind.dialect_impl(dialect).result_processor(dialect, column[1])) is not None
             ]
-        return self.converters
+        if not self.converters:
+            return list(rows)
+        converted = []
+        for row in rows:
+            cells = list(row)
+            for place, converter in self.converters:
+                cells[place] = converter(cells[place])
+            converted.append(cells)
+        return converted
 
 
 def _meaning(value: Any, meanings: Mapping[Any, tuple[str, Any]]) -> tuple[str, Any]:

@@ -6,7 +6,7 @@ import random
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol, TypeVar
 
@@ -16,6 +16,7 @@ from sqlalchemy.orm import Session
 from memvault import forking
 from memvault.database import postgres
 from memvault.database.engine import READ_ONLY, in_schema, schema_of
+from memvault.database.prepared import Prepared
 from memvault.database.translate import database_errors
 from memvault.database.unit import Unit
 from memvault.errors import ConfigurationError, StorageError
@@ -46,6 +47,10 @@ class Transactions(Protocol):
     def peek(self, work: Callable[[Unit], T]) -> T:
         """Run work that only reads, and begin nothing for its sake: where no transaction is open yet, in one that is
         over when it returns. What this transaction has not committed may be missing."""
+        ...
+
+    def glance(self, prepared: Prepared, values: Sequence[Any]) -> list[Any] | None:
+        """The rows of one statement by itself; None where a transaction is open, or may be, which sees other rows."""
         ...
 
     def write(self, work: Callable[[Unit], T]) -> T:
@@ -110,6 +115,11 @@ class Database:
             )
         self._joined.pop(thread, None)
 
+    def glance(self, prepared: Prepared, user_id: str, values: Sequence[Any]) -> list[Any]:
+        """The rows of a statement that is all there is to be read."""
+        with self._admitted(), database_errors():
+            return prepared.alone(self.engine, user_id, values)
+
     def read_for(self, user_id: str, work: Callable[[Unit], T]) -> T:
         """Run one user's work that only reads, in a transaction of its own."""
         with self.reading() as connection:
@@ -119,34 +129,35 @@ class Database:
 
     @contextmanager
     def _connection(self, *, read_only: bool) -> Iterator[Connection]:
-        if self.closed:
-            raise StorageError("this StorageLayer is closed; open another")
         options: dict[str, Any] = {READ_ONLY: read_only}
         if self.engine.dialect.name == "postgresql":
             options.update(postgres.READING if read_only else postgres.WRITING)
-        thread = threading.get_ident()
-        self._enter(thread)
-        try:
-            with (
-                database_errors(),
-                self.engine.connect().execution_options(**options) as connection,
-                connection.begin(),
-            ):
-                yield connection
-        finally:
-            self._running.remove(thread)
+        with (
+            self._admitted(),
+            database_errors(),
+            self.engine.connect().execution_options(**options) as connection,
+            connection.begin(),
+        ):
+            yield connection
 
     # Around a fork. A SQLite file that is open in the moment of a fork is a danger to both: the child's copy of the
     # library believes that it holds locks which are the parent's, and takes what it shares with later connections for
     # granted. So none is open then. Connections to a server are merely not used by the child.
 
-    def _enter(self, thread: int) -> None:
-        while True:
-            self._running.append(thread)
-            if self._admitting.is_set():
-                return
+    @contextmanager
+    def _admitted(self) -> Iterator[None]:
+        if self.closed:
+            raise StorageError("this StorageLayer is closed; open another")
+        thread = threading.get_ident()
+        self._running.append(thread)
+        while not self._admitting.is_set():
             self._running.remove(thread)
             self._admitting.wait()
+            self._running.append(thread)
+        try:
+            yield
+        finally:
+            self._running.remove(thread)
 
     def before_fork(self) -> None:
         self._admitting.clear()
@@ -184,6 +195,9 @@ class OwnTransactions:
 
     def peek(self, work: Callable[[Unit], T]) -> T:
         return self.read(work)
+
+    def glance(self, prepared: Prepared, values: Sequence[Any]) -> list[Any] | None:
+        return self._database.glance(prepared, self.user_id, values)
 
     def write(self, work: Callable[[Unit], T]) -> T:
         attempt = 1
@@ -237,6 +251,9 @@ class JoinedTransaction:
         if self._unit is not None:
             return self.read(work)
         return self._database.read_for(self.user_id, work)
+
+    def glance(self, prepared: Prepared, values: Sequence[Any]) -> list[Any] | None:
+        return None
 
     def write(self, work: Callable[[Unit], T]) -> T:
         unit = self._begun()

@@ -106,14 +106,18 @@ FEW = 64
 """Up to so many ids are read by a statement that is compiled once for each number of them, rounded up."""
 
 
+def padded(ids: Sequence[str]) -> list[str]:
+    """At least one id, so often that few statements have to be compiled; which of them comes twice does not matter."""
+    return [*ids, *([ids[-1]] * (-len(ids) % 8))]
+
+
 def read_chunks(unit: Unit, ids: Sequence[str], where: Filter = EVERYTHING) -> dict[str, Chunk]:
     """Those of the chunks with these ids that are the user's and pass the filter: one SELECT a batch."""
     if not ids:
         return {}
     if len(ids) <= FEW and where in (EVERYTHING, NOT_COMPRESSED):
         prepared = _READ if where == EVERYTHING else _READ_CURRENT
-        padded = [*ids, *([ids[-1]] * (-len(ids) % 8))]
-        return {row[0]: Chunk.of_row(row) for row in prepared.rows(unit, padded)}
+        return {row[0]: Chunk.of_row(row) for row in prepared.rows(unit, padded(ids))}
     found: dict[str, Chunk] = {}
     for some in batches(ids):
         statement = unit.select(*CHUNK_COLUMNS, frm=CHUNKS, by_key=True).where(CHUNKS.c.id.in_(some))

@@ -76,6 +76,15 @@ class VectorCache:
         self._lock = threading.Lock()
         forking.follow(self)
 
+    def peek(self, user_id: str, model: str, dimension: int) -> UserVectors | None:
+        """What is kept of a user, of whichever state."""
+        with self._lock:
+            kept, _ = self._kept.get(user_id, (None, 0))
+            if kept is None or kept.model != model or kept.matrix.shape[1] != dimension:
+                return None
+            self._kept.move_to_end(user_id)
+            return kept
+
     def get(self, unit: Unit, state: OwnerState, model: str, dimension: int) -> UserVectors:
         """The user's vectors as this transaction sees them; ``state`` is the first thing that it has read."""
         with self._lock:

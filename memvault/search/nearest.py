@@ -10,20 +10,30 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from sqlalchemy import func
+from sqlalchemy import Select, bindparam, func, true
 
+from memvault.database.base import OWNERS
+from memvault.database.prepared import Prepared
 from memvault.database.transactions import Transactions
 from memvault.database.unit import Unit
 from memvault.database.where import compile_where
 from memvault.embedding.base import Vector, check_vector
 from memvault.errors import VectorIndexError
-from memvault.filters import Filter
+from memvault.filters import EVERYTHING, Filter
 from memvault.indexing.reach import IndexReach
-from memvault.memory.chunk_table import CHUNKS, matching_ids, read_chunks
+from memvault.memory.chunk_table import (
+    CHUNK_COLUMNS,
+    CHUNKS,
+    FEW,
+    NOT_COMPRESSED,
+    matching_ids,
+    padded,
+    read_chunks,
+)
 from memvault.search.matrices import VectorCache
 from memvault.values import Chunk
 from memvault.vectors.base import TransactionalIndex, VectorIndex, VectorMatch, pushdown
@@ -72,6 +82,8 @@ class NearestSearch:
 
     def run(self, transactions: Transactions, wanted: Wanted) -> list[Neighbor]:
         """The nearest chunks, nearest first, ties by id."""
+        if (found := self._at_a_glance(transactions, wanted)) is not None:
+            return found
         try:
             return transactions.read(lambda unit: self.find(unit, wanted))
         except VectorIndexError as exc:
@@ -80,6 +92,27 @@ class NearestSearch:
             # An index in the database has spoilt the transaction with its failure.
             self._reach.lost(exc)
             return transactions.read(lambda unit: self.find(unit, wanted, exactly=True))
+
+    def _at_a_glance(self, transactions: Transactions, wanted: Wanted) -> list[Neighbor] | None:
+        """By what is kept of the user, and one statement that reads both the owner's row and the chunks: if the row is
+        that of the state that was kept, all of it is one snapshot. None where it is not, or where that is not enough.
+        """
+        kept = self._cache.peek(transactions.user_id, self._reach.row.model, wanted.vector.size)
+        prepared = _GLANCES.get(wanted.where)
+        if kept is None or prepared is None or not 0 < kept.count <= self._exact_limit or wanted.k > FEW:
+            return None
+        ranked = best(kept.ids, similarities(kept.matrix, wanted.vector), wanted.k)
+        if wanted.min_similarity is not None:
+            ranked = [match for match in ranked if match.similarity >= wanted.min_similarity]
+        if not ranked:
+            return None
+        rows = transactions.glance(prepared, padded([match.id for match in ranked]))
+        if not rows or (rows[0][0], rows[0][1]) != (kept.state.incarnation, kept.state.epoch):
+            return None
+        chunks = {row[2]: Chunk.of_row(row[2:]) for row in rows}
+        if len(chunks) < len(ranked) == wanted.k < kept.count:
+            return None  # some did not pass the filter, and others may
+        return [Neighbor(chunks[match.id], match.similarity, "exact") for match in ranked if match.id in chunks]
 
     def find(self, unit: Unit, wanted: Wanted, *, exactly: bool = False) -> list[Neighbor]:
         """As `run`, within a transaction. ``exactly``: without the index."""
@@ -187,6 +220,20 @@ class NearestSearch:
         if wanted.min_similarity is None and len(found) == _count_matching(unit, wanted.where):
             return found
         return None
+
+
+def _build_glance(where: Filter) -> Prepared:
+    def build(unit: Unit, ids: Sequence[str]) -> Select[Any]:
+        both = OWNERS.join(CHUNKS, true())
+        statement = unit.select(OWNERS.c.incarnation, OWNERS.c.epoch, *CHUNK_COLUMNS, frm=both, by_key=True)
+        return statement.where(
+            OWNERS.c.user_id == bindparam("of_owner", unit.user_id), CHUNKS.c.id.in_(ids), compile_where(where, CHUNKS)
+        )
+
+    return Prepared(build)
+
+
+_GLANCES = {where: _build_glance(where) for where in (EVERYTHING, NOT_COMPRESSED)}
 
 
 def _hydrated(unit: Unit, ranked: Sequence[VectorMatch], where: Filter, tier: Tier) -> list[Neighbor]:
