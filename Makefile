@@ -12,7 +12,7 @@ MODELS_BIN := .venv-models/bin
 MODELS_STAMP := .venv-models/.stamp
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-models check wheel-test
+.PHONY: help demo test test-models soak check wheel-test
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -26,6 +26,10 @@ test: $(STAMP) ## run the tests (PYTEST_ARGS="-k name" narrows them)
 # Torch is a gigabyte, and nothing else needs it: an environment of its own, in which nothing is downloaded by a test.
 test-models: $(MODELS_STAMP) ## run the tests that need torch and a model
 	HF_HUB_OFFLINE=1 $(MODELS_BIN)/pytest tests/models
+
+# What `make test` kills twenty times is killed two hundred times, and what it churns a little, a lot.
+soak: $(STAMP) ## kill processes for a quarter of an hour (SEED=7 repeats what seed 7 did)
+	MEMVAULT_SOAK=$(or $(SEED),$(shell date +%s)) $(BIN)/pytest $(PYTEST_ARGS) tests/crash tests/test_index_cases.py
 
 check: $(STAMP) ## format, lint, types, and the direction of imports
 	$(BIN)/ruff format --check
