@@ -179,9 +179,9 @@ class StorageLayer:
 
         ``sql_session``: a Session bound to `engine`, or to one that `memvault.create_engine` made for this database
         (else ConfigurationError). All that is done happens in its transaction, and becomes visible with its commit; a
-        call that fails undoes itself only, and the transaction goes on. What is owed to an index is paid later, by the
-        next write of this vault or `sync`. On SQLite the Session begins by waiting for the write lock, unless it is
-        bound to ``engine.execution_options(memvault_read_only=True)``, and then may only read.
+        call that fails undoes itself only, and the transaction goes on. What is owed to an index is paid after the
+        commit, within a second; nobody waits for it. On SQLite the Session begins by waiting for the write lock,
+        unless it is bound to ``engine.execution_options(memvault_read_only=True)``, and then may only read.
         """
         self._payer.start()
         if sql_session is None:
