@@ -122,6 +122,10 @@ def dump_json(value: Json) -> str:
     return _dump(value) if value != {} else "{}"  # most metadata: there is none
 
 
+def load_json(text: str | bytes) -> Json:
+    return {} if text == "{}" else json.loads(text)
+
+
 _dump = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
 
 

@@ -19,7 +19,7 @@ from sqlalchemy.exc import ArgumentError, NoSuchModuleError
 from memvault.database import postgres
 from memvault.database.base import SCHEMA
 from memvault.errors import ConfigurationError
-from memvault.text import dump_json
+from memvault.text import dump_json, load_json
 
 READ_ONLY = "memvault_read_only"
 """Execution option of a connection whose transactions only read: on SQLite they begin DEFERRED, and wait for nobody."""
@@ -100,7 +100,7 @@ def create_engine(url: str | URL, *, schema_name: str | None = None, **options: 
     to `sqlalchemy.create_engine` and win over ours.
     """
     parsed = parse_url(url)
-    settings: dict[str, Any] = {"hide_parameters": True, "json_serializer": dump_json}
+    settings: dict[str, Any] = {"hide_parameters": True, "json_serializer": dump_json, "json_deserializer": load_json}
     on_sqlite = parsed.get_backend_name() == "sqlite"
     if on_sqlite:
         settings["module"] = sqlite_driver()

@@ -108,7 +108,7 @@ FEW = 64
 
 def padded(ids: Sequence[str]) -> list[str]:
     """At least one id, so often that few statements have to be compiled; which of them comes twice does not matter."""
-    return [*ids, *([ids[-1]] * (-len(ids) % 8))]
+    return list(ids) if len(ids) <= 16 else [*ids, *([ids[-1]] * (-len(ids) % 8))]
 
 
 def read_chunks(unit: Unit, ids: Sequence[str], where: Filter = EVERYTHING) -> dict[str, Chunk]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,7 +38,7 @@ from memvault.search.matrices import VectorCache
 from memvault.values import Chunk
 from memvault.vectors.base import TransactionalIndex, VectorIndex, VectorMatch, pushdown
 from memvault.vectors.canonical import OwnerState, load_vectors, owner_state, stored_vectors
-from memvault.vectors.exact import best, similarities
+from memvault.vectors.exact import best, nearest, similarities
 from memvault.vectors.outbox import live_index, owed_ids
 
 Tier = Literal["exact", "index"]
@@ -53,8 +53,7 @@ WIDENINGS = 3
 """How often the index is asked again for four times as many before all is scored exactly."""
 
 
-@dataclass(frozen=True)
-class Neighbor:
+class Neighbor(NamedTuple):
     """A chunk, its cosine, and which tier found it."""
 
     chunk: Chunk
@@ -101,7 +100,7 @@ class NearestSearch:
         prepared = _GLANCES.get(wanted.where)
         if kept is None or prepared is None or not 0 < kept.count <= self._exact_limit or wanted.k > FEW:
             return None
-        ranked = best(kept.ids, similarities(kept.matrix, wanted.vector), wanted.k)
+        ranked = nearest(kept.ids, kept.matrix, wanted.vector, wanted.k)
         if wanted.min_similarity is not None:
             ranked = [match for match in ranked if match.similarity >= wanted.min_similarity]
         if not ranked:

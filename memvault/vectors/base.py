@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from sqlalchemy import Connection
 
@@ -61,8 +61,7 @@ class VectorRecord:
     metadata: RecordMetadata
 
 
-@dataclass(frozen=True)
-class VectorMatch:
+class VectorMatch(NamedTuple):
     """One answer of a query; ``similarity`` is the cosine, in [-1, 1]."""
 
     id: str

@@ -35,6 +35,19 @@ def best(ids: Sequence[str], scores: NDArray[np.float64], count: int) -> list[Ve
     return [VectorMatch(chunk_id, -negated) for negated, chunk_id in ranked[:count]]
 
 
+def nearest(ids: Sequence[str], matrix: Matrix, vector: Vector, count: int) -> list[VectorMatch]:
+    """As `best` of `similarities`, in less time: only those are rounded that may be among the best."""
+    raw = matrix @ vector
+    if count < len(raw):
+        last = np.partition(raw, len(raw) - count)[len(raw) - count]
+        places = np.flatnonzero(raw >= last - 2 * 10.0**-DECIMALS)
+    else:
+        places = np.arange(len(raw))
+    scores = np.clip(np.round(raw[places].astype(np.float64), DECIMALS), -1.0, 1.0)
+    ranked = sorted(zip((-scores).tolist(), [ids[place] for place in places.tolist()], strict=True))
+    return [VectorMatch(chunk_id, -negated) for negated, chunk_id in ranked[:count]]
+
+
 def search_all(unit: Unit, spec: IndexSpec, chunks: Table, vector: Vector, k: int, where: Filter) -> list[VectorMatch]:
     """The user's ``k`` nearest under the filter, by a product with all of their vectors in SQL."""
     ids, matrix = load_vectors(unit, spec.model, spec.dimension)
