@@ -6,7 +6,7 @@
 Every way has the same data: clustered unit vectors of dimension 256, given with each text and each query; k = 10, and
 what is found comes with its text and metadata. Each runs in a process of its own; they are built one after the other,
 and then measured in turn, a round each, so that the machine's noise meets all of them. See `search_ways` for what they
-do.
+do. Of 1,000 users and more, what is owed to an index is not waited for, nor paid meanwhile: it has no part in the answer.
 
 Prints p50 and p95 of warm searches, the median of users' first searches in a process that has just opened the store,
 recall@10, acknowledged writes a second, ratios to raw Chroma and to LangGraph's SqliteStore, and which targets are met.
@@ -79,7 +79,7 @@ def measure(chunks: int, users: int, args: argparse.Namespace) -> dict[str, dict
     workers, figures = [], {}
     for way in ways:
         worker = Worker(way, chunks, users)
-        built = worker.ask("build")
+        built = worker.ask("build", users < 1000)
         if built.get("missing"):
             print(f"  {way}: {built['missing']}")
             worker.close()
@@ -97,7 +97,7 @@ def measure(chunks: int, users: int, args: argparse.Namespace) -> dict[str, dict
         figures[worker.way] |= {name: statistics.median(one[name] for one in mine) for name in ("p50", "p95", "recall")}
         figures[worker.way]["cold"] = worker.ask("cold")["cold"]
     for worker in workers:
-        if worker.way == DEFAULT:
+        if worker.way == DEFAULT and users < 1000:
             figures[DEFAULT] |= worker.ask("mixed")
         worker.close()
     return figures
@@ -119,7 +119,7 @@ def show(chunks: int, users: int, figures: dict[str, dict[str, float]]) -> None:
             f"{one['recall']:.3f} | {ratios[0]} | {ratios[1]} | {one['acknowledged']:,.0f} | "
             f"{one['paid_after']:.0f} s |"
         )
-    if DEFAULT in figures:
+    if "beside_writer" in figures.get(DEFAULT, {}):
         one = figures[DEFAULT]
         for mode in ("background", "inline"):
             print(f"one write and one search, {mode}: {one[f'pair_{mode}']:.2f} × the write and a search apart")
@@ -147,9 +147,9 @@ def targets(all_figures: dict[tuple[int, int], dict[str, dict[str, float]]]) -> 
             if size != many:
                 row(f"a user's first search ÷ a warm one {label}", one["cold"] / one["p50"], 8, False)
             row(f"recall@10 {label}", one["recall"], 1.0, True)
-            row(f"write and search, background {label}", one["pair_background"], 1.6, False)
-            row(f"write and search, inline {label}", one["pair_inline"], 1.6, False)
-            row(f"p95 beside a writer ÷ idle {label}", one["beside_writer"], 4, False)
+            row(f"write and search, background {label}", one.get("pair_background"), 1.6, False)
+            row(f"write and search, inline {label}", one.get("pair_inline"), 1.6, False)
+            row(f"p95 beside a writer ÷ idle {label}", one.get("beside_writer"), 4, False)
             row(f"writes, background ÷ raw Chroma {label}", ratio(size, "acknowledged", DEFAULT, "raw chroma"), 8, True)
             over = ratio(size, "acknowledged", "memvault sqlite-vec", "sqlitestore")
             row(f"writes, sqlite-vec inline ÷ SqliteStore {label}", over, 1, True)

@@ -68,7 +68,11 @@ class Way(ABC):
         """Let go of files and connections."""
         return
 
-    def build(self) -> dict[str, float]:
+    def withhold(self) -> None:
+        """Have nothing paid from now on."""
+        return
+
+    def build(self, settles: bool = True) -> dict[str, float]:
         began = time.perf_counter()
         of_user = [list(range(user, self.chunks, self.users)) for user in range(self.users)]
         size = min(BATCH, len(of_user[0]))
@@ -76,7 +80,10 @@ class Way(ABC):
             for user, places in enumerate(of_user):
                 self.add(user, places[first : first + size])
         acknowledged = time.perf_counter() - began
-        self.settle()
+        if settles:
+            self.settle()
+        else:
+            self.withhold()
         return {
             "acknowledged": self.chunks / acknowledged,
             "paid_after": time.perf_counter() - began - acknowledged,
@@ -242,6 +249,11 @@ class Memvault(Way):
 
     def close(self) -> None:
         self.storage.close()
+
+    def withhold(self) -> None:
+        self.close()
+        self.indexing = "manual"
+        self.open()
 
     def mixed(self) -> dict[str, float]:
         """Writes and searches together, over what each takes apart."""

@@ -578,13 +578,13 @@ class VaultMachine(RuleBasedStateMachine):
 
 
 EXAMPLES = {
-    ("sqlite", "exact"): 20,
-    ("sqlite", "list"): 40,
-    ("sqlite", "chroma"): 12,
-    ("sqlite", "chroma-server"): 10,
-    ("sqlite", "sqlite-vec"): 12,
-    ("postgres", "exact"): 8,
-    ("postgres", "pgvector"): 8,
+    ("sqlite", "exact"): 15,
+    ("sqlite", "list"): 30,
+    ("sqlite", "chroma"): 10,
+    ("sqlite", "chroma-server"): 8,
+    ("sqlite", "sqlite-vec"): 10,
+    ("postgres", "exact"): 7,
+    ("postgres", "pgvector"): 7,
 }
 
 
