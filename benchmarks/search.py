@@ -6,7 +6,7 @@
 Every way has the same data: clustered unit vectors of dimension 256, given with each text and each query; k = 10, and
 what is found comes with its text and metadata. Each runs in a process of its own; they are built one after the other,
 and then measured in turn, a round each, so that the machine's noise meets all of them. See `search_ways` for what they
-do. Of 1,000 users and more, what is owed to an index is not waited for, nor paid meanwhile: it has no part in the answer.
+do. Of 1,000 users, what is owed to an index is not waited for, nor paid meanwhile: it has no part in the answer.
 
 Prints p50 and p95 of warm searches, the median of users' first searches in a process that has just opened the store,
 recall@10, acknowledged writes a second, ratios to raw Chroma and to LangGraph's SqliteStore, and which targets are met.
