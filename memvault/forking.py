@@ -10,54 +10,50 @@ import logging
 import os
 import weakref
 from contextlib import suppress
-from typing import Protocol
 
 log = logging.getLogger("memvault")
 
 
-class Forked(Protocol):
-    """What takes part in a fork. None of the methods may raise, or wait for long."""
-
-    def before_fork(self) -> None:
-        """In the process that will fork, on the thread that does."""
-        ...
-
-    def after_fork_in_parent(self) -> None: ...
-
-    def after_fork_in_child(self) -> None: ...
+_following: list[weakref.ref[object]] = []
+_told: list[object] = []
 
 
-_following: list[weakref.ref[Forked]] = []
+def follow(holder: object) -> None:
+    """Have the holder told of forks for as long as it lives; before one, in the reverse order of these calls.
 
-
-def follow(holder: Forked) -> None:
-    """Have the holder told of forks for as long as it lives; before one, in the reverse order of these calls."""
+    Those of its methods ``before_fork``, on the thread that forks, ``after_fork_in_parent`` and
+    ``after_fork_in_child`` that there are. None may raise, or wait for long.
+    """
     _following[:] = [reference for reference in _following if reference() is not None]
     _following.append(weakref.ref(holder))
 
 
-def _holders() -> list[Forked]:
+def _holders() -> list[object]:
     return [holder for reference in list(_following) if (holder := reference()) is not None]
 
 
-def _tell(name: str, holders: list[Forked]) -> None:
+def _tell(name: str, holders: list[object]) -> None:
     for holder in holders:
         try:
-            getattr(holder, name)()
+            if (told := getattr(holder, name, None)) is not None:
+                told()
         except Exception:
             with suppress(Exception):
                 log.exception("a fork: %s of %r failed", name, holder)
 
 
 def _before() -> None:
-    _tell("before_fork", list(reversed(_holders())))
+    _told[:] = _holders()
+    _tell("before_fork", list(reversed(_told)))
 
 
 def _in_parent() -> None:
-    _tell("after_fork_in_parent", _holders())
+    _tell("after_fork_in_parent", _told)  # and not those that began to follow meanwhile
+    _told.clear()
 
 
 def _in_child() -> None:
+    _told.clear()
     _tell("after_fork_in_child", _holders())
 
 

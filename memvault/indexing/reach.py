@@ -213,12 +213,6 @@ class IndexReach:
         self.index.create()
         return True
 
-    def before_fork(self) -> None:
-        """Nothing: an index knows itself what it shares."""
-
-    def after_fork_in_parent(self) -> None:
-        """Nothing was changed."""
-
     def after_fork_in_child(self) -> None:
         self._lock = threading.Lock()
         self.tended = False

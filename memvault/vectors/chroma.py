@@ -106,12 +106,6 @@ class ChromaIndex(ChromaBacked):
             self._ownership.release()
             self._spec = None
 
-    def before_fork(self) -> None:
-        """Nothing: the child and the lock stay with this process."""
-
-    def after_fork_in_parent(self) -> None:
-        """Nothing: the child and the lock stayed with this process."""
-
     def after_fork_in_child(self) -> None:
         """Another process owns the directory now, as any other."""
         self._guard = threading.RLock()

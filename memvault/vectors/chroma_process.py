@@ -162,12 +162,6 @@ class ChromaProcess:
                 return
         self._close()
 
-    def before_fork(self) -> None:
-        """Nothing: the child goes on."""
-
-    def after_fork_in_parent(self) -> None:
-        """Nothing: the child is still this process's."""
-
     def after_fork_in_child(self) -> None:
         self._forked = True
         self._lock = threading.Lock()

@@ -91,12 +91,6 @@ class ChromaServerIndex(ChromaBacked):
             self._disconnect()
             self._spec = None
 
-    def before_fork(self) -> None:
-        """Nothing: the connections stay with this process."""
-
-    def after_fork_in_parent(self) -> None:
-        """Nothing: the connections stayed with this process."""
-
     def after_fork_in_child(self) -> None:
         """Forget the connections without closing them: they are the parent's."""
         self._guard = threading.RLock()
