@@ -264,7 +264,7 @@ class StorageLayer:
         What is owed to the index is paid for ``index_wait`` seconds more, and then by whoever opens the vault next.
         """
         self._payer.close(self.index_wait)
-        self._database.closed = True
+        self._database.close()
         self._cleanup.close()
 
     def __enter__(self) -> Self:

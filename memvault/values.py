@@ -20,6 +20,12 @@ JOB_STATUSES = ("queued", "running", "completed", "failed")
 T = TypeVar("T")
 
 
+_PUT_DICT, _PUT_FIELDS_SET, _PUT_EXTRA, _PUT_PRIVATE = (
+    vars(BaseModel)[slot].__set__
+    for slot in ("__dict__", "__pydantic_fields_set__", "__pydantic_extra__", "__pydantic_private__")
+)
+
+
 class _Value(BaseModel):
     model_config = ConfigDict(frozen=True)
 
@@ -30,11 +36,10 @@ class _Value(BaseModel):
         made = cls.__new__(cls)
         fields = cls.__pydantic_fields__
         # Past __setattr__, which a frozen model refuses: these four are what an instance consists of.
-        put = object.__setattr__
-        put(made, "__dict__", dict(zip(fields, values, strict=True)))
-        put(made, "__pydantic_fields_set__", set(fields))
-        put(made, "__pydantic_extra__", None)
-        put(made, "__pydantic_private__", None)
+        _PUT_DICT(made, dict(zip(fields, values, strict=True)))
+        _PUT_FIELDS_SET(made, set(fields))
+        _PUT_EXTRA(made, None)
+        _PUT_PRIVATE(made, None)
         return made
 
 

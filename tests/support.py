@@ -73,6 +73,10 @@ class HashingEmbedder:
         return self.embed_documents(texts)
 
 
+def _scanned(record: VectorRecord) -> ScannedRecord:
+    return ScannedRecord(record.id, record.metadata.user_id, record.metadata, record.vector, record.document)
+
+
 class ListIndex:
     """An index that is no part of SQL, in a dict: what any VectorIndex must do, with nothing in between."""
 
@@ -113,10 +117,10 @@ class ListIndex:
     def scan(self, batch: int = 1000) -> Iterator[list[ScannedRecord]]:
         records = list(self.records.values())
         for start in range(0, len(records), batch):
-            yield [
-                ScannedRecord(record.id, record.metadata.user_id, record.metadata, record.vector)
-                for record in records[start : start + batch]
-            ]
+            yield [_scanned(record) for record in records[start : start + batch]]
+
+    def fetch(self, ids: Sequence[str]) -> list[ScannedRecord]:
+        return [_scanned(self.records[id]) for id in dict.fromkeys(ids) if id in self.records]
 
     def count(self, user_id: str | None = None) -> int:
         return sum(user_id in (None, record.metadata.user_id) for record in self.records.values())

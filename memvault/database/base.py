@@ -66,9 +66,11 @@ def _utc_of_text(value: str | None) -> datetime | None:
 def _text_of_utc(value: datetime | None) -> str | None:
     if value is None:
         return None
-    if value.utcoffset() is None:
-        raise ValueError(f"naive datetime {value.isoformat()}")
-    return value.astimezone(UTC).replace(tzinfo=None).isoformat(" ", "microseconds")
+    if value.tzinfo is not UTC:
+        if value.utcoffset() is None:
+            raise ValueError(f"naive datetime {value.isoformat()}")
+        value = value.astimezone(UTC)
+    return value.isoformat(" ", "microseconds").removesuffix("+00:00")
 
 
 class UtcDateTime(TypeDecorator[datetime]):

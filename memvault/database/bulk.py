@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
-from operator import itemgetter
 from typing import Any
 
 from sqlalchemy import Connection, Dialect, Table
@@ -40,20 +39,17 @@ def insert_rows(
             statement, [{**row, **same} for row in rows], execution_options={"preserve_rowcount": True}
         ).rowcount
     sql, names, converters = _compiled(connection.dialect, table, (*rows[0], *same), ignoring)
-    constant = {name: _converted(value, converters[names.index(name)]) for name, value in same.items()}
-    changing = [
-        (place, convert)
-        for place, (name, convert) in enumerate(zip(names, converters, strict=True))
-        if convert is not None and name not in same
+    columns = [
+        _column(rows, name, convert) if name not in same else [_converted(same[name], convert)] * len(rows)
+        for name, convert in zip(names, converters, strict=True)
     ]
-    values_of = itemgetter(*names)
-    placed = []
-    for row in rows:
-        values = list(values_of({**row, **constant}))
-        for place, convert in changing:
-            values[place] = convert(values[place])
-        placed.append(tuple(values))
-    return connection.exec_driver_sql(sql, placed).rowcount
+    return connection.exec_driver_sql(sql, list(zip(*columns, strict=True))).rowcount
+
+
+def _column(rows: Sequence[Mapping[str, Any]], name: str, convert: Converter) -> list[Any]:
+    if convert is None:
+        return [row[name] for row in rows]
+    return [convert(row[name]) for row in rows]
 
 
 def _converted(value: Any, convert: Converter) -> Any:

@@ -102,6 +102,8 @@ def create_engine(url: str | URL, *, schema_name: str | None = None, **options: 
     parsed = parse_url(url)
     settings: dict[str, Any] = {"hide_parameters": True, "json_serializer": dump_json, "json_deserializer": load_json}
     on_sqlite = parsed.get_backend_name() == "sqlite"
+    if not {"pool", "poolclass"} & options.keys():
+        settings["pool_use_lifo"] = True  # the connection that was used last has the most in its caches
     if on_sqlite:
         settings["module"] = sqlite_driver()
     else:

@@ -16,6 +16,7 @@ from sqlalchemy.types import TypeEngine
 
 from memvault.database.base import SCHEMA
 from memvault.database.engine import schema_of
+from memvault.database.glancing import GlanceConnections
 from memvault.database.unit import Unit
 
 _OWNER = "\x00owner"
@@ -42,29 +43,29 @@ class Prepared:
         result.close()
         return rows
 
-    def alone(self, engine: Engine, user_id: str, values: Sequence[Any] = ()) -> list[Any]:
+    def alone(
+        self, engine: Engine, connections: GlanceConnections, user_id: str, values: Sequence[Any] = ()
+    ) -> list[Any]:
         """As `rows`, where this one statement is all that is read: it needs no transaction around it."""
-        compiled, bound = self._bound(engine.dialect, schema_of(engine), user_id, values)
-        if engine.dialect.name != "sqlite":
+        dialect = engine.dialect
+        compiled, bound = self._bound(dialect, schema_of(engine), user_id, values)
+        if dialect.name != "sqlite":
             with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
                 cursor = connection.exec_driver_sql(compiled.sql, bound).cursor
                 assert cursor is not None
-                return compiled.fetched(cursor, engine.dialect)
+                return compiled.fetched(cursor, dialect)
         # Past SQLAlchemy's Connection: it would take ten times as long as SQLite.
-        pooled = engine.raw_connection()
-        try:
-            cursor = pooled.cursor()
+        with connections.lend() as connection:
+            cursor = connection.cursor()
             for listener in engine.dispatch.before_cursor_execute:  # whoever watches statements sees this one, too
                 listener(None, cursor, compiled.sql, bound, None, False)
             try:
                 cursor.execute(compiled.sql, bound)
-                return compiled.fetched(cursor, engine.dialect)
-            except engine.dialect.loaded_dbapi.Error as error:
+                return compiled.fetched(cursor, dialect)
+            except dialect.loaded_dbapi.Error as error:
                 raise exc.DBAPIError.instance(
-                    compiled.sql, None, error, engine.dialect.loaded_dbapi.Error, hide_parameters=True
+                    compiled.sql, None, error, dialect.loaded_dbapi.Error, hide_parameters=True
                 ) from error
-        finally:
-            pooled.close()
 
     def _bound(self, dialect: Dialect, schema: str | None, owner: str, values: Sequence[Any]) -> tuple[_Compiled, Any]:
         compiled = self._compiled(dialect, schema, tuple(map(type, values)))

@@ -16,6 +16,7 @@ from sqlalchemy.orm import Session
 from memvault import forking
 from memvault.database import postgres
 from memvault.database.engine import READ_ONLY, in_schema, schema_of
+from memvault.database.glancing import GlanceConnections
 from memvault.database.prepared import Prepared
 from memvault.database.translate import database_errors
 from memvault.database.unit import Unit
@@ -76,7 +77,13 @@ class Database:
         """The thread of each transaction that is open; those through a caller's Session are not known here."""
         self._admitting = threading.Event()
         self._admitting.set()
+        self._glancing = GlanceConnections(self.engine)
         forking.follow(self)
+
+    def close(self) -> None:
+        """Begin nothing any more. The engine is whoever's made it."""
+        self.closed = True
+        self._glancing.close()
 
     @contextmanager
     def reading(self) -> Iterator[Connection]:
@@ -118,7 +125,7 @@ class Database:
     def glance(self, prepared: Prepared, user_id: str, values: Sequence[Any]) -> list[Any]:
         """The rows of a statement that is all there is to be read."""
         with self._admitted(), database_errors():
-            return prepared.alone(self.engine, user_id, values)
+            return prepared.alone(self.engine, self._glancing, user_id, values)
 
     def read_for(self, user_id: str, work: Callable[[Unit], T]) -> T:
         """Run one user's work that only reads, in a transaction of its own."""
@@ -173,6 +180,7 @@ class Database:
 
     def after_fork_in_child(self) -> None:
         self.engine.dispose(close=False)
+        self._glancing = GlanceConnections(self.engine)  # those of the parent are not this process's to close
         self._running = [thread for thread in self._running if thread == threading.get_ident()]
         self._writing &= set(self._running)
         self._joined.clear()

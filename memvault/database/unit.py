@@ -12,6 +12,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
 from sqlalchemy import (
     ColumnElement,
     Connection,
@@ -120,8 +122,8 @@ class Unit:
         self.user_id = user_id
         self.owed: set[str] = set()
         """Chunks whose debts this transaction marked; paid after its commit."""
-        self.revectored: set[str] = set()
-        """Chunks that got another vector, or lost theirs, since the index in this database was last told."""
+        self.revectored: dict[str, NDArray[np.float32] | None] = {}
+        """Chunks' new vectors, None for those that lost theirs, since the index in this database was last told."""
         self.fixed_dimension: int | None = None
         """The vault's dimension, where this transaction brought its first vector."""
         self.is_snapshot = False
@@ -160,7 +162,7 @@ class Unit:
     @contextmanager
     def savepoint(self) -> Iterator[None]:
         """What fails inside leaves the transaction as it was before."""
-        owed, revectored, dimension = set(self.owed), set(self.revectored), self.fixed_dimension
+        owed, revectored, dimension = set(self.owed), dict(self.revectored), self.fixed_dimension
         owner, saved = self._owner, self._saved
         state = dict(vars(owner)) if owner is not None else {}
         nested = self.connection.begin_nested()

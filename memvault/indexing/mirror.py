@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from memvault.database.unit import Unit
-from memvault.indexing.committed import records_of
 from memvault.indexing.reach import IndexReach
 from memvault.vectors.base import TransactionalIndex
 
@@ -21,7 +20,4 @@ class Mirror:
         self._reach.bind(unit.connection)
         if index.spec is None or not index.exists(unit.connection):
             return  # it will be filled when it is made
-        ids = sorted(unit.revectored)
-        records = {record.id: record for record in records_of(unit, ids, self._reach.row.model)}
-        index.upsert(list(records.values()), connection=unit.connection)
-        index.delete([chunk_id for chunk_id in ids if chunk_id not in records], connection=unit.connection)
+        index.follow(unit.connection, unit.user_id, unit.revectored)

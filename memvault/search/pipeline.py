@@ -67,12 +67,12 @@ class Search:
         neighbors = self._nearest.run(transactions, wanted)
         return [
             Hit(
-                chunk=neighbor.chunk,
-                score=(1 + neighbor.similarity) / 2,
-                similarity=neighbor.similarity,
-                why={"tier": neighbor.tier, "vector": {"rank": place, "similarity": neighbor.similarity}},
+                chunk=chunk,
+                score=(1 + similarity) / 2,
+                similarity=similarity,
+                why={"tier": tier, "vector": {"rank": rank, "similarity": similarity}},
             )
-            for place, neighbor in enumerate(neighbors, start=1)
+            for rank, (chunk, similarity, tier) in enumerate(neighbors, start=1)
         ]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import NamedTuple, Protocol, runtime_checkable
@@ -79,6 +79,8 @@ class ScannedRecord:
     user_id: str
     metadata: RecordMetadata | None
     vector: Vector
+    document: str | None = None
+    """The text, in an index that keeps one."""
 
 
 @runtime_checkable
@@ -135,6 +137,10 @@ class VectorIndex(Protocol):
         """Every record of this vault, whoever's, in lists of at most ``batch``; vectors may differ by rounding."""
         ...
 
+    def fetch(self, ids: Sequence[str]) -> list[ScannedRecord]:
+        """The records with these ids, whoever's, in any order; those that are absent are left out."""
+        ...
+
     def count(self, user_id: str | None = None) -> int:
         """How many records the vault has in the index, or one user has."""
         ...
@@ -153,8 +159,8 @@ class TransactionalIndex(VectorIndex, Protocol):
     """An index inside the vault's own database, written in the very transactions that change the chunks.
 
     Nothing is ever owed to it. It keeps vectors alone: filters are answered, within its query, by the chunks' own
-    table, so that every filter holds and a change of metadata is none of its business. Without a ``connection`` a
-    method runs in a transaction of its own; with one, in that of the caller, who commits.
+    table, so that every filter holds and a change of metadata is none of its business. What is given a ``connection``
+    runs in the transaction of the caller, who commits; all else in one of its own.
 
     `create` also fills it with every vector that SQL holds, while no write is under way: until then writes leave it
     out, and searches are exact.
@@ -164,9 +170,9 @@ class TransactionalIndex(VectorIndex, Protocol):
         """Whether it was created, as this transaction sees it. Asked in every write; a fraction of a millisecond."""
         ...
 
-    def upsert(self, records: Sequence[VectorRecord], connection: Connection | None = None) -> None: ...
-
-    def delete(self, ids: Sequence[str], connection: Connection | None = None) -> None: ...
+    def follow(self, connection: Connection, user_id: str, vectors: Mapping[str, Vector | None]) -> None:
+        """Make the index hold these vectors of one user's chunks, and nothing of the chunks whose vector is None."""
+        ...
 
     def query(
         self, user_id: str, vector: Vector, k: int, where: Filter = EVERYTHING, connection: Connection | None = None
@@ -180,6 +186,15 @@ class Doubt:
 
     listed: Sequence[str]
     unfindable: Sequence[str]
+
+
+@runtime_checkable
+class ApproximateIndex(VectorIndex, Protocol):
+    """An index that can hold a record and yet not lead a search to it."""
+
+    def unfindable(self, ids: Sequence[str]) -> list[str]:
+        """Those of the records that are there, but cannot be read, or are not found by a search for just them."""
+        ...
 
 
 @runtime_checkable

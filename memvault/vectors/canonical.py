@@ -165,7 +165,8 @@ def apply(
     ids = [item.chunk_id for item in put] + list(changed) + list(dropped)
     for row in indexes:
         if row.transactional:
-            unit.revectored.update([item.chunk_id for item in put], dropped)
+            unit.revectored.update(dict.fromkeys(dropped))
+            unit.revectored.update((item.chunk_id, item.vector) for item in put)
         elif put or row.dimension is not None:  # without one it cannot hold anything
             mark(unit.connection, row.id, unit.user_id, ids)
             unit.owed.update(ids)

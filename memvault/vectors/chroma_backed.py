@@ -38,6 +38,12 @@ class ChromaBacked:
     def scan(self, batch: int = 1000) -> Iterator[list[ScannedRecord]]:
         return self._opened().scan(batch)
 
+    def fetch(self, ids: Sequence[str]) -> list[ScannedRecord]:
+        return self._opened().fetch(ids)
+
+    def unfindable(self, ids: Sequence[str]) -> list[str]:
+        return self._opened().unfindable(ids)
+
     def count(self, user_id: str | None = None) -> int:
         return self._opened().count(user_id)
 

@@ -193,6 +193,10 @@ class ChromaCollection:
         """Every record that was there when the scan began and still is."""
         return self._read(self._listed(None), min(batch, READ_SIZE))
 
+    def fetch(self, ids: Sequence[str]) -> list[ScannedRecord]:
+        """The records with these ids; those that are listed and cannot be read are left out, too."""
+        return [record for records in self._read(list(dict.fromkeys(ids)), READ_SIZE) for record in records]
+
     def unfindable(self, ids: Sequence[str]) -> list[str]:
         """Those of the records that can be listed, but not found, by a search that asks for just them.
 
@@ -245,11 +249,10 @@ class ChromaCollection:
     def _read(self, ids: Sequence[str], batch: int) -> Iterator[list[ScannedRecord]]:
         for some in batches(ids, batch):
             with self._errors("be read"):
-                answer = self._collection.get(ids=some, include=["metadatas", "embeddings"])
-            metadatas: Any = answer["metadatas"]
-            vectors: Any = answer["embeddings"]
+                answer = self._collection.get(ids=some, include=["metadatas", "embeddings", "documents"])
+            columns: Any = [answer[name] for name in ("ids", "metadatas", "embeddings", "documents")]
             if answer["ids"]:
-                yield [_scanned(*row) for row in zip(answer["ids"], metadatas, vectors, strict=True)]
+                yield [_scanned(*row) for row in zip(*columns, strict=True)]
 
 
 def _written_together(records: Iterable[VectorRecord], size: int) -> Iterator[list[VectorRecord]]:
@@ -267,7 +270,7 @@ def _written_together(records: Iterable[VectorRecord], size: int) -> Iterator[li
         yield some
 
 
-def _scanned(chunk_id: str, stored: dict[str, Any] | None, vector: Any) -> ScannedRecord:
+def _scanned(chunk_id: str, stored: dict[str, Any] | None, vector: Any, document: str | None) -> ScannedRecord:
     stored = stored or {}
     user_id = stored.get("user_id")
     return ScannedRecord(
@@ -275,4 +278,5 @@ def _scanned(chunk_id: str, stored: dict[str, Any] | None, vector: Any) -> Scann
         user_id if isinstance(user_id, str) else "",
         restored_metadata(stored),
         np.asarray(vector, dtype=np.float32),
+        document,
     )

@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from sqlalchemy import Table, func, select
+from sqlalchemy import Select, Table, func, select
 
+from memvault.database.batches import batches
 from memvault.database.transactions import Database
 from memvault.database.unit import Unit
 from memvault.database.where import compile_where
@@ -17,6 +18,8 @@ from memvault.errors import IndexMismatchError
 from memvault.filters import EVERYTHING, Filter
 from memvault.vectors.base import DECIMALS, IndexSpec, RecordMetadata, ScannedRecord, VectorMatch, VectorRecord
 from memvault.vectors.canonical import CONTENT, VECTORS, load_vectors
+
+_SCALE = 10.0**DECIMALS
 
 
 def similarities(matrix: Matrix, vector: Vector) -> NDArray[np.float64]:
@@ -43,8 +46,11 @@ def nearest(ids: Sequence[str], matrix: Matrix, vector: Vector, count: int) -> l
         places = np.flatnonzero(raw >= last - 2 * 10.0**-DECIMALS)
     else:
         places = np.arange(len(raw))
-    scores = np.clip(np.round(raw[places].astype(np.float64), DECIMALS), -1.0, 1.0)
-    ranked = sorted(zip((-scores).tolist(), [ids[place] for place in places.tolist()], strict=True))
+    # In plain Python, for a dozen, with the very operations of `np.round`: 0.02 ms of a search of half a millisecond.
+    ranked = sorted(
+        (-min(1.0, max(-1.0, round(score * _SCALE) / _SCALE)), ids[place])
+        for place, score in zip(places.tolist(), raw[places].tolist(), strict=True)
+    )
     return [VectorMatch(chunk_id, -negated) for negated, chunk_id in ranked[:count]]
 
 
@@ -103,19 +109,24 @@ class ExactIndex:
             return search_all(Unit(connection, user_id), spec, self._chunks, vector, k, where)
 
     def scan(self, batch: int = 1000) -> Iterator[list[ScannedRecord]]:
-        spec = self._opened()
-        columns = [self._chunks.c[name] for name in RecordMetadata.__dataclass_fields__]
-        statement = select(VECTORS.c.id.label("place"), VECTORS.c.chunk_id, VECTORS.c.vector, *columns)
-        statement = statement.select_from(self._joined).where(VECTORS.c.model == spec.model, VECTORS.c.field == CONTENT)
         last = -1
         while True:
-            page = statement.where(VECTORS.c.id > last).order_by(VECTORS.c.id).limit(batch)
+            page = self._records().where(VECTORS.c.id > last).order_by(VECTORS.c.id).limit(batch)
             with self._database.reading() as connection:
                 rows = connection.execute(page).all()
             if not rows:
                 return
             yield [_scanned(row) for row in rows]
             last = rows[-1].place
+
+    def fetch(self, ids: Sequence[str]) -> list[ScannedRecord]:
+        statement = self._records()
+        records: list[ScannedRecord] = []
+        with self._database.reading() as connection:
+            for some in batches(dict.fromkeys(ids)):
+                found = connection.execute(statement.where(VECTORS.c.chunk_id.in_(some)))
+                records += [_scanned(row) for row in found]
+        return records
 
     def count(self, user_id: str | None = None) -> int:
         spec = self._opened()
@@ -131,6 +142,12 @@ class ExactIndex:
 
     def close(self) -> None:
         """Nothing to do: the engine is the storage layer's."""
+
+    def _records(self) -> Select[Any]:
+        spec = self._opened()
+        columns = [self._chunks.c[name] for name in RecordMetadata.__dataclass_fields__]
+        statement = select(VECTORS.c.id.label("place"), VECTORS.c.chunk_id, VECTORS.c.vector, *columns)
+        return statement.select_from(self._joined).where(VECTORS.c.model == spec.model, VECTORS.c.field == CONTENT)
 
     def _opened(self) -> IndexSpec:
         if self._spec is None:

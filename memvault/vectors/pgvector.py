@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -66,7 +66,7 @@ class PgVectorIndex(InDatabase):
 
     def create(self) -> None:
         spec = self._opened()
-        with self._writing(None, "be created") as connection:
+        with self._writing("be created") as connection:
             own_table.keep_writers_out(connection)
             if own_table.exists(connection, table_name(spec)):
                 return
@@ -74,23 +74,28 @@ class PgVectorIndex(InDatabase):
             extension = self._found_extension(connection)
             own_table.create(connection, table_name(spec), spec.dimension, extension)
             for records in own_table.held(connection, spec.model):
-                self._write(connection, spec, records)
+                self._put(connection, spec, records)
             own_table.create_indexes(connection, table_name(spec), spec.dimension, extension)
 
-    def upsert(self, records: Sequence[VectorRecord], connection: Connection | None = None) -> None:
+    def upsert(self, records: Sequence[VectorRecord]) -> None:
+        if not records:
+            return
+        spec = self._opened()
         unique = {record.id: record for record in records}
-        if unique:
-            spec = self._opened()
-            with self._writing(connection, "be written") as own:
-                rows = [(record.id, record.metadata.user_id, record.vector) for record in unique.values()]
-                self._write(own, spec, rows)
+        with self._writing("be written") as own:
+            self._put(own, spec, [(record.id, record.metadata.user_id, record.vector) for record in unique.values()])
 
-    def delete(self, ids: Sequence[str], connection: Connection | None = None) -> None:
-        if ids:
-            name = table_name(self._opened())
-            with self._writing(connection, "be deleted from") as own:
-                place = own_table.place_of(own, name)
-                own.execute(text(f"DELETE FROM {place} WHERE chunk_id = ANY(:ids)"), {"ids": list(ids)})
+    def delete(self, ids: Sequence[str]) -> None:
+        if not ids:
+            return
+        spec = self._opened()
+        with self._writing("be deleted from") as own:
+            self._delete(own, spec, ids)
+
+    def follow(self, connection: Connection, user_id: str, vectors: Mapping[str, Vector | None]) -> None:
+        spec = self._opened()
+        self._delete(connection, spec, [id for id, vector in vectors.items() if vector is None])
+        self._put(connection, spec, [(id, user_id, vector) for id, vector in vectors.items() if vector is not None])
 
     def query(
         self, user_id: str, vector: Vector, k: int, where: Filter = EVERYTHING, connection: Connection | None = None
@@ -120,15 +125,27 @@ class PgVectorIndex(InDatabase):
                     f"SELECT chunk_id, user_id, embedding::real[] FROM {own_table.place_of(connection, name)} "
                     "WHERE chunk_id > :last ORDER BY chunk_id LIMIT :batch"
                 )
-                rows = connection.execute(page, {"last": last, "batch": batch}).all()
-                metadata = self._metadata(connection, [row.chunk_id for row in rows])
-            if not rows:
+                records = self._scanned(connection, connection.execute(page, {"last": last, "batch": batch}).all())
+            if not records:
                 return
-            yield [
-                ScannedRecord(id, user_id, metadata.get(id), np.array(embedding, np.float32))
-                for id, user_id, embedding in rows
-            ]
-            last = rows[-1].chunk_id
+            yield records
+            last = records[-1].id
+
+    def fetch(self, ids: Sequence[str]) -> list[ScannedRecord]:
+        name = table_name(self._opened())
+        with self._reading(None, "be read") as connection:
+            named = text(
+                f"SELECT chunk_id, user_id, embedding::real[] FROM {own_table.place_of(connection, name)} "
+                "WHERE chunk_id = ANY(:ids)"
+            )
+            return self._scanned(connection, connection.execute(named, {"ids": list(ids)}).all())
+
+    def _scanned(self, connection: Connection, rows: Sequence[Any]) -> list[ScannedRecord]:
+        metadata = self._metadata(connection, [row.chunk_id for row in rows])
+        return [
+            ScannedRecord(id, user_id, metadata.get(id), np.array(embedding, np.float32))
+            for id, user_id, embedding in rows
+        ]
 
     def count(self, user_id: str | None = None) -> int:
         name = table_name(self._opened())
@@ -137,7 +154,7 @@ class PgVectorIndex(InDatabase):
 
     def purge(self) -> None:
         name = table_name(self._opened())
-        with self._writing(None, "be removed") as connection:
+        with self._writing("be removed") as connection:
             connection.execute(text(f"DROP TABLE IF EXISTS {own_table.place_of(connection, name)}"))
 
     def _by_graph(self, connection: Connection, spec: IndexSpec, user_id: str) -> bool:
@@ -171,7 +188,10 @@ class PgVectorIndex(InDatabase):
             return statement.order_by(distance + 0.0, vectors.c.chunk_id).limit(k)
         return statement.order_by(distance).limit(k)
 
-    def _write(self, connection: Connection, spec: IndexSpec, rows: Sequence[tuple[str, str, Vector]]) -> None:
+    def _put(self, connection: Connection, spec: IndexSpec, rows: Sequence[tuple[str, str, Vector]]) -> None:
+        """Write (chunk id, user id, vector), each id once, over what was there."""
+        if not rows:
+            return
         extension = self._found_extension(connection)
         statement = text(
             f"INSERT INTO {own_table.place_of(connection, table_name(spec))} (chunk_id, user_id, embedding) "
@@ -182,6 +202,11 @@ class PgVectorIndex(InDatabase):
             statement,
             [{"id": id, "owner": user_id, "vector": own_table.written(vector)} for id, user_id, vector in rows],
         )
+
+    def _delete(self, connection: Connection, spec: IndexSpec, ids: Sequence[str]) -> None:
+        if ids:
+            place = own_table.place_of(connection, table_name(spec))
+            connection.execute(text(f"DELETE FROM {place} WHERE chunk_id = ANY(:ids)"), {"ids": list(ids)})
 
     def _found_extension(self, connection: Connection) -> str:
         """The schema that pgvector is installed in, quoted: it need not be on anybody's search path."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from sqlalchemy import Connection, Engine, Integer, LargeBinary, Table, column, select, table, text
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.types import Float, String
 
 from memvault.database.batches import batches
@@ -77,7 +78,7 @@ class SqliteVecIndex(InDatabase):
     def create(self) -> None:
         spec = self._opened()
         name = table_name(spec)
-        with self._writing(None, "be created") as connection:  # no other write is under way in this file
+        with self._writing("be created") as connection:  # no other write is under way in this file
             if _declared(connection, name) is not None:
                 return
             connection.exec_driver_sql(
@@ -89,21 +90,25 @@ class SqliteVecIndex(InDatabase):
             into = table(name, column("chunk_id"), column("user_id"), column("embedding"))
             connection.execute(into.insert().from_select(["chunk_id", "user_id", "embedding"], held))
 
-    def upsert(self, records: Sequence[VectorRecord], connection: Connection | None = None) -> None:
-        unique = {record.id: record for record in records}
-        if not unique:
+    def upsert(self, records: Sequence[VectorRecord]) -> None:
+        if not records:
             return
         name = table_name(self._opened())
-        with self._writing(connection, "be written") as own:
-            _delete(own, name, unique)  # vec0 knows no INSERT OR REPLACE
-            rows = [(id, one.metadata.user_id, np.asarray(one.vector, "<f4").tobytes()) for id, one in unique.items()]
-            own.exec_driver_sql(f"INSERT INTO {name} (chunk_id, user_id, embedding) VALUES (?, ?, ?)", rows)
+        with self._writing("be written") as own:
+            _put(own, name, [(one.id, one.metadata.user_id, one.vector) for one in records])
 
-    def delete(self, ids: Sequence[str], connection: Connection | None = None) -> None:
-        if ids:
-            name = table_name(self._opened())
-            with self._writing(connection, "be deleted from") as own:
-                _delete(own, name, ids)
+    def delete(self, ids: Sequence[str]) -> None:
+        if not ids:
+            return
+        name = table_name(self._opened())
+        with self._writing("be deleted from") as own:
+            _delete(own, name, ids)
+
+    def follow(self, connection: Connection, user_id: str, vectors: Mapping[str, Vector | None]) -> None:
+        name = table_name(self._opened())
+        self._prepare(connection)
+        _delete(connection, name, [id for id, vector in vectors.items() if vector is None])
+        _put(connection, name, [(id, user_id, vector) for id, vector in vectors.items() if vector is not None])
 
     def query(
         self, user_id: str, vector: Vector, k: int, where: Filter = EVERYTHING, connection: Connection | None = None
@@ -133,20 +138,21 @@ class SqliteVecIndex(InDatabase):
         with self._reading(None, "be listed") as connection:
             ids = list(connection.execute(select(found.c.chunk_id)).scalars())
         for some in batches(ids, batch):
-            with self._reading(None, "be read") as connection:
-                columns = (found.c.chunk_id, found.c.user_id, found.c.embedding)
-                # One at a time, which vec0 looks up; a list of ids makes it read everything.
-                rows = [connection.execute(select(*columns).where(found.c.chunk_id == id)).first() for id in some]
-                metadata = self._metadata(connection, some)
-            records = [
-                ScannedRecord(
-                    row.chunk_id, row.user_id, metadata.get(row.chunk_id), np.frombuffer(row.embedding, "<f4")
-                )
-                for row in rows
-                if row is not None
-            ]
-            if records:
+            if records := self.fetch(some):
                 yield records
+
+    def fetch(self, ids: Sequence[str]) -> list[ScannedRecord]:
+        name = table_name(self._opened())
+        # One at a time, which vec0 looks up; a list of ids makes it read everything.
+        statement = f"SELECT chunk_id, user_id, embedding FROM {name} WHERE chunk_id = ?"
+        with self._reading(None, "be read") as connection:
+            rows = [connection.exec_driver_sql(statement, (id,)).first() for id in dict.fromkeys(ids)]
+            metadata = self._metadata(connection, list(ids))
+        return [
+            ScannedRecord(row.chunk_id, row.user_id, metadata.get(row.chunk_id), np.frombuffer(row.embedding, "<f4"))
+            for row in rows
+            if row is not None
+        ]
 
     def count(self, user_id: str | None = None) -> int:
         vectors = _vectors(table_name(self._opened()))
@@ -155,7 +161,7 @@ class SqliteVecIndex(InDatabase):
 
     def purge(self) -> None:
         name = table_name(self._opened())
-        with self._writing(None, "be removed") as connection:
+        with self._writing("be removed") as connection:
             connection.exec_driver_sql(f"DROP TABLE IF EXISTS {name}")
 
     def _prepare(self, connection: Connection) -> None:
@@ -191,5 +197,22 @@ def _vectors(name: str) -> Any:
     )
 
 
-def _delete(connection: Connection, name: str, ids: Any) -> None:
-    connection.exec_driver_sql(f"DELETE FROM {name} WHERE chunk_id = ?", [(id,) for id in dict.fromkeys(ids)])
+def _put(connection: Connection, name: str, records: Sequence[tuple[str, str, Vector]]) -> None:
+    """Write (chunk id, user id, vector), over what was there."""
+    rows = list({id: (id, user_id, np.asarray(vector, "<f4").tobytes()) for id, user_id, vector in records}.values())
+    if not rows:
+        return
+    statement = f"INSERT INTO {name} (chunk_id, user_id, embedding) VALUES (?, ?, ?)"
+    try:
+        # Nearly all are new, and to delete what is not there takes vec0 half as long as to insert it.
+        connection.exec_driver_sql(statement, rows)
+    except DBAPIError as exc:
+        if "UNIQUE constraint failed" not in str(exc.orig):
+            raise
+        _delete(connection, name, [id for id, *_ in rows])  # vec0 knows no INSERT OR REPLACE
+        connection.exec_driver_sql(statement, rows)
+
+
+def _delete(connection: Connection, name: str, ids: Sequence[str]) -> None:
+    if ids:
+        connection.exec_driver_sql(f"DELETE FROM {name} WHERE chunk_id = ?", [(id,) for id in dict.fromkeys(ids)])

@@ -45,7 +45,10 @@ def index_errors(index: str, doing: str) -> Iterator[None]:
 
 
 class InDatabase:
-    """The connections of an index inside the database: the caller's, or one of its own for each call."""
+    """The connections of an index inside the database: the caller's, or one of its own for each call.
+
+    What goes wrong in the caller's own transaction is an error of the caller's write, which fails whole.
+    """
 
     location: str
 
@@ -75,11 +78,7 @@ class InDatabase:
                     yield own
 
     @contextmanager
-    def _writing(self, connection: Connection | None, doing: str) -> Iterator[Connection]:
-        if connection is not None:
-            self._prepare(connection)
-            yield connection  # its errors are those of the write, which fails whole
-            return
+    def _writing(self, doing: str) -> Iterator[Connection]:
         with index_errors(self.location, doing), self._database.writing() as own:
             self._prepare(own)
             yield own

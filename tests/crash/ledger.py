@@ -100,9 +100,11 @@ class Ledger:
         for record, memory in zip(held, wanted, strict=True):
             assert record.metadata is not None
             assert abs(record.metadata.importance - memory.importance) < 1e-9, f"{record.id}, seed {self.seed}"
+        places = {record.id: place for place, record in enumerate(held)}
         for place in random.Random(self.seed).sample(range(len(held)), min(sample, len(held))):
-            nearest = index.query(held[place].user_id, vectors[place], 1)
-            assert [match.id for match in nearest] == [held[place].id], f"seed {self.seed}"
+            [nearest] = index.query(held[place].user_id, vectors[place], 1)
+            if nearest.id != held[place].id:  # another text of the same vector: with thousands there are some
+                assert np.array_equal(vectors[places[nearest.id]], vectors[place]), f"{nearest}, seed {self.seed}"
 
     def _complaints(self, deed: Deed, layer: StorageLayer) -> Iterator[str]:
         """Unless a later deed has changed the same again."""

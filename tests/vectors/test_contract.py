@@ -430,6 +430,16 @@ def test_threads_write_and_ask_at_once(index_world: IndexWorld) -> None:
     check_scan(index_world, 1000)
 
 
+def test_records_are_fetched_by_their_ids(index_world: IndexWorld) -> None:
+    index = index_world.index
+    assert index.fetch(["mem_1"]) == []
+    index_world.put([*make_records(60), *make_records(3, "user_bob", prefix="bob", seed=2)])
+    assert index.fetch([]) == []
+    assert [record.id for record in index.fetch(["bob_1", "mem_no", "bob_1", "MEM_1"])] == ["bob_1"]
+    ids = list(index_world.records)
+    check_records(index_world, [index.fetch(ids[:2]), index.fetch([*ids[2:], "mem_no"])])
+
+
 @pytest.mark.parametrize("index_world", INSIDE, indirect=True)
 def test_a_write_is_part_of_the_callers_transaction(index_world: IndexWorld) -> None:
     world, index = index_world, index_world.index
@@ -437,12 +447,16 @@ def test_a_write_is_part_of_the_callers_transaction(index_world: IndexWorld) -> 
     assert isinstance(index, TransactionalIndex)
     world.put(make_records(20))
     added, removed = make_records(1, prefix="new", seed=7), ["mem_3", "mem_4"]
+    turned = make_record("mem_5", direction())
 
     def change(connection: Connection) -> None:
-        index.upsert(added, connection=connection)
-        index.delete(removed, connection=connection)
+        vectors = {record.id: record.vector for record in [*added, turned]}
+        index.follow(connection, "user_alice", {**vectors, **dict.fromkeys(removed)})
         found = {match.id for match in index.query("user_alice", direction(), 100, connection=connection)}
         assert found == (set(world.records) | {"new_0"}) - set(removed)
+        [nearest] = index.query("user_alice", direction(), 1, connection=connection)
+        assert nearest.id == "mem_5"
+        assert nearest.similarity > 0.99999
         assert {match.id for match in index.query("user_alice", direction(), 100)} == set(world.records)
 
     with pytest.raises(RuntimeError, match="changed my mind"), world.database.writing() as connection:
@@ -457,6 +471,10 @@ def test_a_write_is_part_of_the_callers_transaction(index_world: IndexWorld) -> 
 def check_scan(index_world: IndexWorld, batch: int) -> None:
     lists = list(index_world.index.scan(batch))
     assert all(0 < len(some) <= batch for some in lists)
+    check_records(index_world, lists)
+
+
+def check_records(index_world: IndexWorld, lists: list[list[ScannedRecord]]) -> None:
     scanned: dict[str, ScannedRecord] = {}
     for record in (record for some in lists for record in some):
         assert record.id not in scanned
@@ -470,3 +488,4 @@ def check_scan(index_world: IndexWorld, batch: int) -> None:
         assert replace(record.metadata, importance=written.metadata.importance) == written.metadata
         assert record.vector.dtype == np.float32
         assert np.abs(record.vector - written.vector).max() < TOLERANCE
+        assert record.document in (None, written.document)

@@ -183,7 +183,7 @@ def test_an_error_is_the_indexs_in_its_own_transaction_and_the_writes_in_the_cal
         index.upsert(bad)
     assert isinstance(caught.value.__cause__, StorageError)
     with pytest.raises(StorageError, match="expected 16 dimensions"), world.database.writing() as connection:
-        index.upsert(bad, connection=connection)
+        index.follow(connection, "user_alice", {record.id: record.vector for record in bad})
     world.check("user_alice", direction(), 5)
 
 
@@ -235,7 +235,7 @@ def test_no_write_slips_by_while_it_is_made(world: SqlWorld) -> None:
         exists = index.exists(connection)
         world.write(unit, [late[place]])
         if exists:
-            index.upsert([late[place]], connection=connection)
+            index.follow(connection, "user_alice", {late[place].id: late[place].vector})
         else:
             assert place == 0
 

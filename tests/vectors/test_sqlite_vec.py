@@ -208,7 +208,7 @@ def test_an_error_is_the_indexs_in_its_own_transaction_and_the_writes_in_the_cal
         index.upsert(bad)
     assert isinstance(caught.value.__cause__, StorageError)
     with pytest.raises(StorageError, match="16 .*17"), world.database.writing() as connection:
-        index.upsert(bad, connection=connection)
+        index.follow(connection, "user_alice", {record.id: record.vector for record in bad})
     with world.database.reading() as connection:
         with pytest.raises(VectorIndexError, match="could not be searched"):
             index.query("user_alice", bad[1].vector, 5, connection=connection)
