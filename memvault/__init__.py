@@ -23,6 +23,8 @@ from memvault.storage import StorageLayer
 from memvault.user import UserMemory
 from memvault.values import (
     Chunk,
+    CompactReport,
+    DoctorReport,
     ErasureReport,
     Hit,
     ImportReport,
@@ -37,8 +39,10 @@ from memvault.values import (
 __all__ = [
     "ChromaFunctionEmbedder",
     "Chunk",
+    "CompactReport",
     "ConfigurationError",
     "ConflictError",
+    "DoctorReport",
     "EmbeddingError",
     "ErasureReport",
     "F",

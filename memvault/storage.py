@@ -23,6 +23,7 @@ from memvault.database.transactions import Database, OwnTransactions
 from memvault.database.unit import Unit
 from memvault.embedding.base import Embedder
 from memvault.errors import ConfigurationError, ValidationError
+from memvault.indexing.checkup import check_up
 from memvault.indexing.mirror import Mirror
 from memvault.indexing.payer import Payer
 from memvault.indexing.reach import IndexReach
@@ -31,13 +32,14 @@ from memvault.memory.chunks import ChunkStore
 from memvault.memory.drafts import Drafting, Known, TokenCounter
 from memvault.memory.sessions import SessionStore
 from memvault.operations import census
+from memvault.operations.compaction import compact
 from memvault.operations.erasure import erase_user
 from memvault.operations.transfer import import_chunks
 from memvault.search.nearest import NearestSearch
 from memvault.search.pipeline import Search
 from memvault.text import check_choice, check_identifier, check_integer, shown
 from memvault.user import UserMemory
-from memvault.values import ErasureReport, ImportReport, SyncReport
+from memvault.values import CompactReport, DoctorReport, ErasureReport, ImportReport, SyncReport
 from memvault.vectors.base import VectorIndex
 
 SCHEMA_MODES = ("upgrade", "check", "ignore")
@@ -201,6 +203,27 @@ class StorageLayer:
     def sync(self) -> SyncReport:
         """Pay now what is owed to the index. Where another process owns the index, everything stays owed."""
         return self._payer.pay_all()
+
+    def doctor(self, *, repair: bool = False, progress: Callable[[int, int], None] | None = None) -> DoctorReport:
+        """Compare SQL with the index, record by record and both ways, while the vault is in use.
+
+        ``repair``: owe the index what it has not got right, and pay it; what is being written meanwhile is left to its
+        writer; an index that cannot even be read is made anew from SQL. ``progress`` is called with (done, total)
+        records. An index of another dimension, metric, model or vault is ``mismatched``, which no payment mends.
+
+        Raises IndexOwnershipError where another process owns the index, VectorIndexError where it cannot be read.
+        """
+        return check_up(self._database, self._reach, self._payer, repair=repair, progress=progress)
+
+    def compact(self) -> CompactReport:
+        """Give back the disk space of what was deleted, and what an embedded Chroma keeps of erased texts.
+
+        The index is made anew from SQL, a SQLite file is written anew, which takes as much room again meanwhile. A
+        Chroma server and PostgreSQL are left to their operators. Searches and writes go on.
+
+        Raises IndexOwnershipError where another process owns the index, VectorIndexError, StorageError.
+        """
+        return compact(self._database, self._reach, self._payer.pay_all)
 
     def create_index(self, dimension: int | None = None) -> bool:
         """Make the vault's index where it is missing, filled from SQL, and say whether it was missing.

@@ -151,6 +151,42 @@ class SyncReport(_Value):
     owed: int = 0
 
 
+class DoctorReport(_Value):
+    """What an examination of the index found, in records.
+
+    ``missing`` from the index; ``orphaned``: of a chunk that SQL has not got; ``stale``: another text, vector or
+    metadata than SQL's; ``foreign``: under another user than SQL's; ``unfindable``: held, but not found by a search;
+    ``mismatched``: of another dimension, or the whole index is of another dimension, metric, model or vault, as
+    ``reason`` says. ``compared``: records that the index holds. ``repaired``: of those found, how many are right now;
+    ``owed``: how many will be once the index is paid. ``examples``: some ids of each kind.
+
+    ``clean``: nothing was found; an index that was just repaired is clean the next time.
+    """
+
+    clean: bool
+    missing: int = 0
+    orphaned: int = 0
+    stale: int = 0
+    foreign: int = 0
+    unfindable: int = 0
+    mismatched: int = 0
+    repaired: int = 0
+    owed: int = 0
+    compared: int = 0
+    reason: str | None = None
+    examples: dict[str, list[str]] = Field(default_factory=dict)
+
+
+class CompactReport(_Value):
+    """Bytes on the disk, of the database's file and of the index's folder, before and after; None where there is no
+    such file: on a server."""
+
+    database_before: int | None
+    database_after: int | None
+    index_before: int | None
+    index_after: int | None
+
+
 class ErasureReport(_Value):
     """What an erasure removed: rows by table, and the deletions that the index still owes."""
 

@@ -1,7 +1,7 @@
 """What is the command `memvault`? Its subcommands, and what becomes of their errors.
 
-Exit codes: 0 done, 2 used wrongly, 3 another process owns the index, 4 any other error, 130 interrupted, 141 the
-reader of a pipe has gone (what a shell reports for SIGPIPE).
+Exit codes: 0 done, 1 the doctor found something, 2 used wrongly, 3 another process owns the index, 4 any other error,
+130 interrupted, 141 the reader of a pipe has gone (what a shell reports for SIGPIPE).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from memvault.cli import db, demo, index, load, output, search, stats, sync
+from memvault.cli import compact, db, demo, doctor, index, load, output, search, stats, sync
 from memvault.errors import ConfigurationError, IndexOwnershipError, MemvaultError, ValidationError
 
 USAGE, OWNERSHIP, FAILURE, INTERRUPTED, BROKEN_PIPE = 2, 3, 4, 130, 141
@@ -63,6 +63,8 @@ app.command("stats")(stats.stats)
 app.command("search")(search.search)
 app.command("import")(load.load)
 app.command("sync")(sync.sync)
+app.command("doctor")(doctor.doctor)
+app.command("compact")(compact.compact)
 app.command("demo")(demo.demo)
 
 

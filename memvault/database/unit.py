@@ -212,6 +212,10 @@ class Unit:
             self._owner, self._saved = LockedOwner(**row), LockedOwner(**row)
         return self._owner
 
+    def lock_known_owner(self) -> None:
+        """As `lock_owner`, but nothing is made for a user who has never written, or was erased."""
+        self.connection.execute(_LOCK_OWNER, {"owner": self.user_id})
+
     def save_owner(self) -> None:
         owner = self._owner
         if owner is None or owner == self._saved:

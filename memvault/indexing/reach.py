@@ -145,6 +145,18 @@ class IndexReach:
             self.is_there()
             return made
 
+    def rebuild(self) -> None:
+        """Remove the index, and make it anew, empty, with every vector owed to it. Raises VectorIndexError."""
+        with self._lock:
+            dimension = self._dimension()
+            assert dimension is not None
+            with self._database.writing() as connection:
+                mark_all(connection, self._row)  # first: whatever happens then, nothing that is lost is not owed
+            self.index.open(IndexSpec(self._vault.id, self._row.model, dimension))
+            self.index.purge()
+            self._open(creating=True)
+            self.is_there()
+
     def _unfix_in_sql(self) -> None:
         """The index could not be made with that dimension; where no vector has come since, another may do."""
         with self._database.writing() as connection:

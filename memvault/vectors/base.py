@@ -198,6 +198,15 @@ class ApproximateIndex(VectorIndex, Protocol):
 
 
 @runtime_checkable
+class SizedIndex(VectorIndex, Protocol):
+    """An index in files of its own, which keep what was deleted until they are made anew."""
+
+    def size(self) -> int:
+        """Of the files, in bytes."""
+        ...
+
+
+@runtime_checkable
 class DoubtfulIndex(VectorIndex, Protocol):
     """An index that a crash of whoever had it open can leave incomplete."""
 

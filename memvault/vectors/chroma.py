@@ -98,6 +98,10 @@ class ChromaIndex(ChromaBacked):
                 with chroma_errors(self._place, "be removed"):
                     ChromaDirectory(self._connect()).delete_collection(name_of(spec))
 
+    def size(self) -> int:
+        """Of all files in the directory, in bytes."""
+        return sum(path.stat().st_size for path in self._directory.rglob("*") if path.is_file())
+
     def close(self) -> None:
         with self._guard:
             self._disconnect()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from importlib.util import find_spec
@@ -37,6 +38,12 @@ up to six of one: of a control character, or of a vector's byte where the server
 
 READ_SIZE = 1000
 """Ids to one read: Chroma binds each to its SQL statement, and of 5,000 it misses some."""
+
+PROBE_SIZE = 100
+"""Searches in one call."""
+
+NO_DISTANCE = 1e-4
+"""Of a vector from itself, after Chroma's rounding; the cosine distance."""
 
 MAX_K = 2**31 - 1
 
@@ -198,24 +205,61 @@ class ChromaCollection:
         return [record for records in self._read(list(dict.fromkeys(ids)), READ_SIZE) for record in records]
 
     def unfindable(self, ids: Sequence[str]) -> list[str]:
-        """Those of the records that can be listed, but not found, by a search that asks for just them.
+        """Those of the records that can be listed, but not read, or not found by a search that asks for just them.
 
         To be read and searched for is also the probe of a graph that may be damaged: it fails, or takes its process
         with it. A record that is merely not found is found again once it is written again.
+
+        Of many that have the same vector the graph leads to some alone. As long as it leads to one of them among the
+        user's, that is no damage, and nothing would be gained by writing the others again.
         """
-        lost: list[str] = []
-        for some in batches(ids, READ_SIZE):
+        suspects = [chunk_id for some in batches(ids, READ_SIZE) for chunk_id in self._unfound(some)]
+        return [chunk_id for some in batches(suspects, PROBE_SIZE) for chunk_id in self._without_twin(some)]
+
+    def _unfound(self, ids: Sequence[str]) -> list[str]:
+        try:
             with self._errors("be probed"):
-                answer = self._collection.get(ids=some, include=["embeddings"])
-                if answer["ids"]:
-                    found = self._collection.query(
-                        query_embeddings=answer["embeddings"][:1],
-                        ids=answer["ids"],
-                        n_results=len(answer["ids"]),
+                answer = self._collection.get(ids=list(ids), include=["embeddings"])
+                if not (readable := answer["ids"]):
+                    return []
+                found = self._collection.query(
+                    query_embeddings=answer["embeddings"][:1],
+                    ids=readable,
+                    n_results=len(readable),
+                    include=["distances"],
+                )["ids"][0]
+        except VectorIndexError as exc:
+            if not _is_forgotten(exc):
+                raise
+            if len(ids) == 1:
+                return list(ids)
+            middle = len(ids) // 2
+            return [*self._unfound(ids[:middle]), *self._unfound(ids[middle:])]
+        return sorted(set(readable) - set(found))
+
+    def _without_twin(self, ids: Sequence[str]) -> list[str]:
+        """Those that cannot be read, and those for whose own vector nothing as near is found among their user's."""
+        of_user: dict[str, list[ScannedRecord]] = defaultdict(list)
+        with self._errors("be probed"):
+            lost = set(self._collection.get(ids=list(ids), include=[])["ids"])
+        for record in self._readable(ids):
+            of_user[record.user_id].append(record)
+        for user_id, records in of_user.items():
+            try:
+                with self._errors("be probed"):
+                    distances = self._collection.query(
+                        query_embeddings=np.stack([record.vector for record in records]),
+                        n_results=1,
+                        where=compile_where(Comparison("user_id", "==", user_id)),
                         include=["distances"],
-                    )["ids"][0]
-                    lost += sorted(set(answer["ids"]) - set(found))
-        return lost
+                    )["distances"]
+            except VectorIndexError as exc:
+                if not _is_forgotten(exc):
+                    raise
+                continue  # one that cannot be read is in the way of all
+            near = zip(records, distances or [], strict=True)
+            lost.difference_update(record.id for record, found in near if found and found[0] <= NO_DISTANCE)
+        return sorted(lost)
 
     def count(self, user_id: str | None) -> int:
         """All records, or a user's."""
@@ -248,11 +292,28 @@ class ChromaCollection:
 
     def _read(self, ids: Sequence[str], batch: int) -> Iterator[list[ScannedRecord]]:
         for some in batches(ids, batch):
+            if records := self._readable(some):
+                yield records
+
+    def _readable(self, ids: Sequence[str]) -> list[ScannedRecord]:
+        try:
             with self._errors("be read"):
-                answer = self._collection.get(ids=some, include=["metadatas", "embeddings", "documents"])
-            columns: Any = [answer[name] for name in ("ids", "metadatas", "embeddings", "documents")]
-            if answer["ids"]:
-                yield [_scanned(*row) for row in zip(*columns, strict=True)]
+                answer = self._collection.get(ids=list(ids), include=["metadatas", "embeddings", "documents"])
+        except VectorIndexError as exc:
+            if not _is_forgotten(exc):
+                raise
+            middle = len(ids) // 2
+            return [] if middle == 0 else [*self._readable(ids[:middle]), *self._readable(ids[middle:])]
+        columns: Any = [answer[name] for name in ("ids", "metadatas", "embeddings", "documents")]
+        return [_scanned(*row) for row in zip(*columns, strict=True)]
+
+
+def _is_forgotten(error: VectorIndexError) -> bool:
+    """Whether Chroma lists a record whose vector it has not got: one such, and it answers nothing at all.
+
+    Seen after processes that did not know of each other had written to one directory.
+    """
+    return any(told in str(error) for told in ("Error finding id", "Error getting embedding"))
 
 
 def _written_together(records: Iterable[VectorRecord], size: int) -> Iterator[list[VectorRecord]]:

@@ -61,6 +61,10 @@ class EndedError(ChildError):
     """The child has ended, or was ended because it did not answer."""
 
 
+_FORGETTING = {"MALLOC_PERTURB_": "165"}
+"""Has glibc overwrite whatever memory is freed. Chroma writes its graph to files with room that was never filled, and
+in that lay texts of other users, and of other vaults that the process had open before."""
+
 _KINDS = {"absent": AbsentError, "busy": BusyError}
 
 
@@ -82,6 +86,7 @@ class ChromaProcess:
                 stdout=subprocess.DEVNULL,
                 stderr=self._stderr,
                 start_new_session=True,
+                env={**os.environ, **_FORGETTING},
             )
         self.idle_since = time.monotonic()
         forking.follow(self)

@@ -6,7 +6,7 @@ the committed state. A mark raises the debt's generation, so that a payment of w
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -128,6 +128,15 @@ def _mark_at_once(connection: Connection, index_id: int, user_id: str, chunk_ids
     marked = {"index_id": index_id, "user_id": user_id, "generation": 1, "attempts": 0, "marked_at": datetime.now(UTC)}
     # In the order of their keys: two writers, or a writer and a payer, then wait for each other in one direction.
     connection.execute(statement, [{"chunk_id": chunk_id, **marked} for chunk_id in sorted(set(chunk_ids))])
+
+
+def owe(connection: Connection, index_id: int, owners: Mapping[str, str]) -> None:
+    """Record that an index owes these chunks, each of an owner. One that is owed already stays as it is: its debt is
+    of the same state, and knows its owner better."""
+    rows = [{"chunk_id": chunk_id, "user_id": user_id} for chunk_id, user_id in sorted(owners.items())]
+    if rows:
+        now = datetime.now(UTC)
+        insert_rows(connection, OUTBOX, rows, ignoring=True, index_id=index_id, generation=1, attempts=0, marked_at=now)
 
 
 def owed_ids(unit: Unit, index_id: int) -> list[str]:
