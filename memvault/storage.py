@@ -27,6 +27,7 @@ from memvault.indexing.checkup import check_up
 from memvault.indexing.mirror import Mirror
 from memvault.indexing.payer import Payer
 from memvault.indexing.reach import IndexReach
+from memvault.indexing.truth import Truth
 from memvault.indexing.vault import Vault, find_vault, found_vault, require_index, require_model
 from memvault.memory.chunks import ChunkStore
 from memvault.memory.drafts import Drafting, Known, TokenCounter
@@ -213,7 +214,9 @@ class StorageLayer:
 
         Raises IndexOwnershipError where another process owns the index, VectorIndexError where it cannot be read.
         """
-        return check_up(self._database, self._reach, self._payer, repair=repair, progress=progress)
+        embed = None if self._drafting.embedder is None else self._drafting.embed
+        truth = Truth(self._transactions, self._database.reading, self._reach.row, embed)
+        return check_up(self._database, self._reach, self._payer, truth, repair=repair, progress=progress)
 
     def compact(self) -> CompactReport:
         """Give back the disk space of what was deleted, and what an embedded Chroma keeps of erased texts.

@@ -17,7 +17,7 @@ from sqlalchemy import update
 
 from memvault import DoctorReport, IndexOwnershipError, NewChunk, StorageLayer
 from memvault.indexing import doctor
-from memvault.indexing.doctor import FINDINGS
+from memvault.indexing.diagnosis import FINDINGS
 from memvault.vectors import chroma_collection
 from memvault.vectors.base import VectorIndex, VectorRecord
 from memvault.vectors.canonical import VECTORS

@@ -10,7 +10,7 @@ from memvault import DoctorReport
 from memvault.cli import output
 from memvault.cli.vault import AsJson, DatabaseUrl, existing_vault
 from memvault.errors import IndexMismatchError
-from memvault.indexing.doctor import FINDINGS
+from memvault.indexing.diagnosis import FINDINGS
 
 FOUND = 1
 

@@ -4,31 +4,39 @@ from __future__ import annotations
 
 from memvault.database.transactions import Database
 from memvault.errors import IndexMismatchError, IndexOwnershipError, VectorIndexError
-from memvault.indexing.doctor import Diagnosis, Doctor, Progress
+from memvault.indexing.diagnosis import Diagnosis
+from memvault.indexing.doctor import Doctor, Progress
 from memvault.indexing.payer import Payer
 from memvault.indexing.reach import IndexReach
+from memvault.indexing.truth import Truth
 from memvault.values import DoctorReport
 from memvault.vectors.base import VectorIndex
 
 
 def check_up(
-    database: Database, reach: IndexReach, payer: Payer, *, repair: bool, progress: Progress | None
+    database: Database, reach: IndexReach, payer: Payer, truth: Truth, *, repair: bool, progress: Progress | None
 ) -> DoctorReport:
     """As `StorageLayer.doctor` promises."""
     rebuilt = False
+
+    def examine() -> Diagnosis:
+        found = Diagnosis()
+        if (index := _reached(reach)) is not None:
+            truth.examine(found, repair=repair, index=index)
+            Doctor(database, reach.row, index, found, repair=repair).examine(progress)
+        return found
+
     try:
         try:
-            found = _examine(database, reach, repair, progress)
+            found = examine()
         except VectorIndexError as exc:
             if not repair or isinstance(exc, IndexMismatchError | IndexOwnershipError):
                 raise
             reach.lost(exc)
             rebuilt = _reopen(reach, payer)
-            found = _examine(database, reach, repair, progress)
+            found = examine()
     except IndexMismatchError as exc:
         return DoctorReport(clean=False, mismatched=1, reason=str(exc))
-    if found is None:
-        return DoctorReport(clean=True)
     owed = min(payer.pay_all().owed, found.owed) if found.owed and not reach.row.transactional else 0
     counts = found.counts
     return DoctorReport(
@@ -39,18 +47,12 @@ def check_up(
         foreign=counts["foreign"],
         unfindable=counts["unfindable"],
         mismatched=counts["mismatched"],
-        repaired=found.owed - owed,
+        repaired=found.mended + found.owed - owed,
         owed=owed,
         compared=found.compared,
         reason="the index could not be read, and was made anew from SQL" if rebuilt else None,
         examples={str(finding): ids for finding, ids in found.examples.items()},
     )
-
-
-def _examine(database: Database, reach: IndexReach, repair: bool, progress: Progress | None) -> Diagnosis | None:
-    """None in a vault that has no vector yet."""
-    index = _reached(reach)
-    return None if index is None else Doctor(database, reach.row, index, repair=repair).examine(progress)
 
 
 def _reached(reach: IndexReach) -> VectorIndex | None:

@@ -11,8 +11,7 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
-from typing import Literal, get_args
+from dataclasses import dataclass, fields
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,24 +20,16 @@ from sqlalchemy import Connection, func, select
 from memvault.database.batches import batches
 from memvault.database.transactions import Database
 from memvault.database.unit import Unit
+from memvault.indexing.diagnosis import BATCH, Diagnosis, Finding
 from memvault.memory.chunk_table import CHUNKS
 from memvault.vectors.base import ApproximateIndex, RecordMetadata, ScannedRecord, TransactionalIndex, VectorIndex
 from memvault.vectors.canonical import CONTENT, VECTORS
 from memvault.vectors.outbox import OUTBOX, LiveIndex, owe
 
-Finding = Literal["missing", "orphaned", "stale", "foreign", "unfindable", "mismatched"]
-FINDINGS: tuple[Finding, ...] = get_args(Finding)
-
-BATCH = 1000
-"""Records that are compared at once. Of Chroma, 5,000 ids asked for at once are not all found."""
-
 LOOKS = 3
 LOOK_PAUSE_S = 0.2
 """How often, and after which pause, what differs is looked at again where it was being written meanwhile. What is
 still changing then is owed, or was, and is the payer's business."""
-
-MOST_EXAMPLES = 10
-"""Ids that are named for each kind of finding."""
 
 VECTOR_TOLERANCE = 1e-4
 """Between elements of unit vectors: what an index may round; half precision would be off by 5e-4."""
@@ -47,25 +38,6 @@ IMPORTANCE_TOLERANCE = 1e-9
 """Chroma gives the last of 16 digits back changed."""
 
 Progress = Callable[[int, int], None]
-
-
-@dataclass
-class Diagnosis:
-    """How many records were compared, and what was wrong with which; ``owed`` of it was owed to the index."""
-
-    compared: int = 0
-    counts: dict[Finding, int] = field(default_factory=lambda: dict.fromkeys(FINDINGS, 0))
-    examples: dict[Finding, list[str]] = field(default_factory=dict)
-    owed: int = 0
-
-    @property
-    def found(self) -> int:
-        return sum(self.counts.values())
-
-    def note(self, finding: Finding, chunk_id: str) -> None:
-        self.counts[finding] += 1
-        if len(named := self.examples.setdefault(finding, [])) < MOST_EXAMPLES:
-            named.append(chunk_id)
 
 
 @dataclass(frozen=True)
@@ -88,16 +60,18 @@ _STATES = select(
 class Doctor:
     """Examines one vault's live index. It holds no transaction open between two batches."""
 
-    def __init__(self, database: Database, row: LiveIndex, index: VectorIndex, *, repair: bool) -> None:
+    def __init__(
+        self, database: Database, row: LiveIndex, index: VectorIndex, diagnosis: Diagnosis, *, repair: bool
+    ) -> None:
         """``index``: open in this process. ``repair``: owe the index whatever it has not got right."""
         self._database = database
         self._row = row
         self._index = index
         self._repair = repair
         self._seen = _Ids()
-        self.diagnosis = Diagnosis()
+        self.diagnosis = diagnosis
 
-    def examine(self, progress: Progress | None = None) -> Diagnosis:
+    def examine(self, progress: Progress | None = None) -> None:
         """Compare all of it. ``progress`` is called with (done, total) records, SQL's and the index's together.
 
         Raises VectorIndexError where the index cannot be read.
@@ -111,7 +85,6 @@ class Doctor:
             done += some
             if progress is not None:
                 progress(done, max(done, total))
-        return self.diagnosis
 
     def _steps(self) -> Iterator[int]:
         """First what the index has, then what it has not; yields how many records were looked at."""
@@ -142,7 +115,8 @@ class Doctor:
             records = {record.id: record for record in self._index.fetch(remaining)}
             lost = set(self._unfindable(remaining))
             after, owed_since = self._read(remaining)
-            settled = [id for id in remaining if id not in owed | owed_since and before.get(id) == after.get(id)]
+            unpaid = owed | owed_since | self._without_vector(remaining)
+            settled = [id for id in remaining if id not in unpaid and before.get(id) == after.get(id)]
             wrong: dict[str, str] = {}
             for id in settled:
                 state, record = after.get(id), records.get(id)
@@ -189,6 +163,17 @@ class Doctor:
         """What SQL says of the chunks, and which of them are owed, at one moment."""
         with self._database.reading() as connection:
             return _states(connection, self._row.model, ids), _owed(connection, self._row.id, ids)
+
+    def _without_vector(self, ids: Sequence[str]) -> set[str]:
+        """Chunks whose vector SQL has lost: that is no reason to remove what may be the last copy of it."""
+        lost: set[str] = set()
+        joined = CHUNKS.outerjoin(VECTORS, (VECTORS.c.chunk_id == CHUNKS.c.id) & (VECTORS.c.model == self._row.model))
+        statement = select(CHUNKS.c.id).select_from(joined)
+        statement = statement.where(CHUNKS.c.chroma_id.is_not(None), VECTORS.c.id.is_(None))
+        with self._database.reading() as connection:
+            for some in batches(ids):
+                lost.update(connection.execute(statement.where(CHUNKS.c.id.in_(some))).scalars())
+        return lost
 
     def _ids_in_sql(self) -> Iterator[list[str]]:
         last = -1
