@@ -423,7 +423,8 @@ def test_an_import_error_names_the_line(url: str, line: bytes, words: list[str])
 
 def test_a_file_that_cannot_be_read_makes_no_vault(url: str, tmp_path: Path) -> None:
     for name in ("missing.jsonl", str(tmp_path)):
-        result = run("import", name, "--database-url", url)
+        # Wide enough for any folder's name: click breaks its lines.
+        result = run("import", name, "--database-url", url, env={"TERMINAL_WIDTH": "500", "COLUMNS": "500"})
         assert result.exit_code == USAGE
         assert "cannot be read" in result.stderr
     assert list(tmp_path.iterdir()) == []
