@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from sqlalchemy import update
+from sqlalchemy import select, update
 
 from memvault import DoctorReport, IndexOwnershipError, NewChunk, StorageLayer
-from memvault.indexing import doctor
+from memvault.indexing import doctor, truth
 from memvault.indexing.diagnosis import FINDINGS
 from memvault.vectors import chroma_collection
 from memvault.vectors.base import VectorIndex, VectorRecord
@@ -34,10 +34,17 @@ BACKENDS = (
 INSIDE = ("sqlite-vec", "pgvector")
 
 DIMENSION = 32
-COUNT = 2_100
-"""More than two of the batches that are compared at once."""
+BATCH = 100
+COUNT = 230
+"""More than two of the batches that are compared at once here."""
 
 FEW = 700
+
+
+@pytest.fixture(autouse=True)
+def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (doctor, truth):
+        monkeypatch.setattr(module, "BATCH", BATCH)
 
 
 @pytest.fixture
@@ -76,7 +83,7 @@ def found(report: DoctorReport) -> dict[str, int]:
 
 
 def lose(layer: StorageLayer) -> dict[str, int]:
-    index_of(layer).delete(["alice 3", "alice 4", "bob 1049"])
+    index_of(layer).delete(["alice 3", "alice 4", "bob 114"])
     return {"missing": 3}
 
 
@@ -112,9 +119,10 @@ def change_metadata(layer: StorageLayer) -> dict[str, int]:
 
 def change_sql(layer: StorageLayer) -> dict[str, int]:
     """Behind the back of everybody: another vector, as of a restored backup."""
-    vector = unit_vectors(1, DIMENSION, 77)[0]
     with layer.engine.begin() as connection:
-        connection.execute(update(VECTORS).where(VECTORS.c.chunk_id == "bob 20").values(vector=vector.tobytes()))
+        stored = connection.execute(select(VECTORS.c.vector).where(VECTORS.c.chunk_id == "bob 20")).scalar_one()
+        other = (-np.frombuffer(stored, "<f4")).tobytes()
+        connection.execute(update(VECTORS).where(VECTORS.c.chunk_id == "bob 20").values(vector=other))
     return {"stale": 1}
 
 
